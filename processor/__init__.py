@@ -1,0 +1,1 @@
+"""Exactly-once scoring of Kafka events with a causal language model against a frozen prefix."""

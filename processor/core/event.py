@@ -1,0 +1,170 @@
+"""Records, events and the strict way from one to the other.
+
+A consumer that forgives a malformed value decides on something the producer never said: JSON
+parsers let the last of two equal keys win, read 1e999 as infinity and round integers beyond
+64 bits. Each of these is refused here with a reason of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import orjson
+
+from processor.errors import RejectRecord
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+Reason = Literal[
+    "tombstone",  # the value is null
+    "empty_payload",  # the value has no bytes
+    "too_large",  # more bytes than the policy's limit
+    "byte_order_mark",  # UTF-8, UTF-16 or UTF-32 mark in front
+    "not_utf8",  # bytes that are not UTF-8
+    "lone_surrogate",  # \ud800 without its partner: no UTF-8 text can hold it
+    "not_json",  # syntax
+    "not_finite",  # NaN, Infinity, or a number beyond a double
+    "out_of_range",  # an integer beyond 64 bits
+    "duplicate_key",  # two equal keys in one object
+    "too_deep",  # nested deeper than MAX_DEPTH
+    "not_object",  # the top level is not an object
+    "schema",  # the event schema does not hold
+    "control_token",  # the text came out of the tokenizer as a control token
+    "too_long",  # prefix + suffix exceed the model's window or the batch budget
+    "unknown_topic",  # no policy reads this topic
+    "scores_not_finite",  # the model returned NaN or infinity
+]
+
+MAX_DEPTH = 64
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1  # what a signed or an unsigned 64-bit reader can hold
+_BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What Kafka holds. `timestamp_ms` is Unix time in milliseconds, -1 where there is none."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A decoded, validated record value, with the record it came from."""
+
+    record: Record
+    data: dict[str, Any]
+
+
+def decode_value(value: bytes | None, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a record's value.
+
+    Raises `RejectRecord` with one of the reasons above; every input has exactly one result.
+    """
+    if value is None:
+        raise RejectRecord("tombstone", "the record has no value")
+    if not value:
+        raise RejectRecord("empty_payload", "the value has no bytes")
+    if len(value) > max_bytes:
+        raise RejectRecord("too_large", f"{len(value)} bytes, at most {max_bytes} are read")
+    if value.startswith(_BOMS):
+        raise RejectRecord("byte_order_mark", "send UTF-8 without a byte order mark")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError as error:
+        raise RejectRecord("not_utf8", f"byte {error.start}: {error.reason}") from None
+    if _depth(value) > MAX_DEPTH:
+        raise RejectRecord("too_deep", f"nested deeper than {MAX_DEPTH} levels")
+    data = _parse(text)
+    if not isinstance(data, dict):
+        raise RejectRecord("not_object", f"the top level is a {type(data).__name__}")
+    if "\\u" in text:
+        _check_surrogates(data)
+    return data
+
+
+def decode_event(
+    record: Record, validate: Callable[[dict[str, Any]], None], max_bytes: int
+) -> Event:
+    """Decode and validate a record. `validate` and the decoding raise `RejectRecord`."""
+    data = decode_value(record.value, max_bytes)
+    validate(data)
+    return Event(record, data)
+
+
+def _depth(value: bytes) -> int:
+    """Upper bound of the nesting, exact wherever the cheap bound is not enough.
+
+    Python's parser recurses, so the depth must be known before it runs.
+    """
+    bound = value.count(b"[") + value.count(b"{")
+    if bound <= MAX_DEPTH:
+        return bound
+    deepest = depth = 0
+    for char in _STRINGS.sub(b"", value):
+        if char in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _parse(text: str) -> Any:
+    try:
+        return (_CHECKING if _LARGE_NUMBER.search(text) else _PLAIN).decode(text)
+    except json.JSONDecodeError as error:
+        raise RejectRecord("not_json", f"character {error.pos}: {error.msg}") from None
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise RejectRecord("duplicate_key", f"key {twice[:80]!r} stands twice in one object")
+    return result
+
+
+def _integer(digits: str) -> int:
+    # 20 characters hold every 64-bit integer; the test keeps Python from parsing 5,000 digits.
+    if len(digits) > 20 or not _INT_MIN <= (number := int(digits)) <= _INT_MAX:
+        raise RejectRecord("out_of_range", f"an integer of {len(digits)} characters")
+    return number
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise RejectRecord("not_finite", "a number beyond the range of a double")
+    return number
+
+
+def _constant(name: str) -> NoReturn:
+    raise RejectRecord("not_finite", f"{name} is not a JSON number")
+
+
+# A number of fewer than 19 digits and without an exponent fits 64 bits and a double. Most events
+# hold no other, and a call into Python per number doubles the time of decoding.
+_LARGE_NUMBER = re.compile(r"\d{19}|\d[eE]")
+_PLAIN = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant)
+_CHECKING = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_float
+)
+
+
+def _check_surrogates(data: Any) -> None:
+    try:
+        orjson.dumps(data)
+    except TypeError:
+        raise RejectRecord("lone_surrogate", "an escape names half of a surrogate pair") from None

@@ -1,0 +1,133 @@
+"""Read this file first: records in, outcomes out.
+
+    record --prepare--> event --render--> text --encode--> suffix      (any thread but the model's)
+    suffixes --pack--> micro-batch --score--> scores                   (the model's thread)
+    scores --finish--> decision | rejection                            (any thread)
+
+Live, replay, benchmark, demo and tests all run this one class; they differ in where records come
+from, where outcomes go, and who reads the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from processor.core.batch import Budget, MicroBatch, Suffix, pack
+from processor.core.decision import (
+    Outcome,
+    OutputRecord,
+    Provenance,
+    Rejection,
+    Scores,
+    Timings,
+    decide,
+    encode_outcome,
+    reject,
+)
+from processor.core.event import Record, decode_event
+from processor.core.policy import Policy, render_suffix
+from processor.errors import RejectRecord
+
+
+class Tokenizer(Protocol):
+    def encode(self, policy: str, text: str) -> tuple[int, ...]:
+        """The suffix tokens of a rendered event. Raises `RejectRecord` (`control_token`,
+        `too_long`)."""
+
+    def rows(self, policy: str, tokens: int) -> int:
+        """Rows that a suffix of so many tokens takes in a forward pass, label rows included."""
+
+
+class Scorer(Protocol):
+    def score(self, batch: MicroBatch) -> list[Scores]:
+        """Scores of each event, in order; depends on nothing but the event and its policy."""
+
+    def provenance(self, policy: str) -> Provenance: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A record that is ready for the model."""
+
+    record: Record
+    policy: Policy
+    suffix: Suffix
+    rows: int
+
+
+class Pipeline:
+    """Policies, tokenizer and scorer put together. Topics are told apart by their policy."""
+
+    def __init__(
+        self,
+        policies: Iterable[Policy],
+        tokenizer: Tokenizer,
+        scorer: Scorer,
+        budget: Budget | None = None,
+    ) -> None:
+        self.policies: Mapping[str, Policy] = {p.spec.topics.input: p for p in policies}
+        self.tokenizer = tokenizer
+        self.scorer = scorer
+        self.budget = budget or Budget()
+
+    def prepare(self, record: Record) -> Prepared | Rejection:
+        policy = self.policies.get(record.topic)
+        try:
+            if policy is None:
+                raise RejectRecord("unknown_topic", "no policy reads this topic")
+            event = decode_event(record, policy.validate, policy.spec.event.max_bytes)
+            ids = self.tokenizer.encode(policy.name, render_suffix(policy, event.data))
+            rows = self.tokenizer.rows(policy.name, len(ids))
+            if rows > self.budget.max_rows:
+                most = self.budget.max_rows
+                raise RejectRecord("too_long", f"takes {rows} rows, a micro-batch holds {most}")
+        except RejectRecord as error:
+            return reject(record, error, policy)
+        return Prepared(record, policy, Suffix(policy.name, ids), rows)
+
+    def pack(self, prepared: Sequence[Prepared]) -> list[Sequence[Prepared]]:
+        ranges = pack([item.rows for item in prepared], self.budget)
+        return [prepared[r.start : r.stop] for r in ranges]
+
+    def score(self, prepared: Sequence[Prepared]) -> list[Scores]:
+        return self.scorer.score(MicroBatch(tuple(item.suffix for item in prepared)))
+
+    def finish(self, item: Prepared, scores: Scores, timings: Timings) -> Outcome:
+        try:
+            return decide(
+                item.policy,
+                item.record,
+                scores,
+                self.scorer.provenance(item.policy.name),
+                len(item.suffix.token_ids),
+                timings,
+            )
+        except RejectRecord as error:
+            return reject(item.record, error, item.policy)
+
+    def encode(self, outcome: Outcome, record: Record) -> OutputRecord:
+        topics = self.policies[record.topic].spec.topics
+        topic = topics.dead_letter if isinstance(outcome, Rejection) else topics.output
+        return encode_outcome(outcome, record, topic)
+
+    def run(self, records: Sequence[Record], now: Callable[[], float]) -> list[Outcome]:
+        """All outcomes of some records, in their order, in one thread. `now` gives seconds."""
+        begun = now()
+        outcomes: list[Outcome | Prepared] = [self.prepare(record) for record in records]
+        waiting = [item for item in outcomes if isinstance(item, Prepared)]
+        finished: list[Outcome] = []
+        for batch in self.pack(waiting):
+            start = now()
+            scores = self.score(batch)
+            timings = Timings(
+                wait_ms=1e3 * (start - begun),
+                score_ms=1e3 * (now() - start),
+                batch_events=len(batch),
+            )
+            finished += [
+                self.finish(item, s, timings) for item, s in zip(batch, scores, strict=True)
+            ]
+        decided = iter(finished)
+        return [next(decided) if isinstance(item, Prepared) else item for item in outcomes]

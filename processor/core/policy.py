@@ -1,0 +1,256 @@
+"""A policy: everything that says how one topic is decided.
+
+A policy is a folder with `policy.yaml` (the fields of `PolicySpec`) and the files it names.
+`load_policy` reads all of it once; afterwards nothing of the policy is read from disk again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import jsonschema_rs
+import orjson
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from processor.core.render import Renderer, compile_renderer
+from processor.errors import ConfigError, ConfigErrors, RejectRecord
+
+Topic = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Prompt(_Strict):
+    """How prefix, event and label are put together.
+
+    `plain`: prefix.md, an empty line, `lead`, the event, a line break, `cue`, a space, the label.
+    `chat`: the model's own chat template; prefix.md is the system message, lead and event are the
+    user's, and the label is what the assistant says first.
+    """
+
+    style: Literal["plain", "chat"] = "plain"
+    lead: str = "Event: "
+    cue: str = "Decision:"
+
+
+class EventSpec(_Strict):
+    """Which events are valid, and which of their top-level fields the model sees."""
+
+    json_schema: Annotated[str, Field(alias="schema", description="path of a JSON Schema file")]
+    fields: Annotated[list[str], Field(min_length=1)]
+    max_bytes: Annotated[int, Field(ge=2, le=64 * 2**20)] = 64 * 2**10
+
+
+class Label(_Strict):
+    """One answer of the model, and the action that follows from it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    text: Annotated[str, Field(description="what the model says; default: the name")] = ""
+    action: Annotated[str, Field(description="what is to be done; default: the name")] = ""
+    min_score: Annotated[
+        float, Field(ge=0, le=1, description="below it the action is `review_action`")
+    ] = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = {"name": data}
+        if isinstance(data, dict) and isinstance(data.get("name"), str):
+            data = {"text": data["name"], "action": data["name"]} | data
+        return data
+
+    @model_validator(mode="after")
+    def _label_has_text(self) -> Self:
+        if not self.text.strip():
+            raise ValueError("a label needs a text that the model can say")
+        return self
+
+
+class Thresholds(_Strict):
+    """When the best label is too close to the second to act on it."""
+
+    review_below_margin: Annotated[
+        float, Field(ge=0, le=1, description="smallest margin (best minus second score) to act on")
+    ] = 0.05
+    review_action: str = "review"
+
+
+class Calibration(_Strict):
+    """Scores are softmax((log-probability + bias) / temperature). Labels without a bias have 0."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    bias: dict[str, float] = {}
+
+
+class Topics(_Strict):
+    input: Topic
+    output: Topic
+    dead_letter: Topic
+
+    @model_validator(mode="after")
+    def _all_different(self) -> Self:
+        if len({self.input, self.output, self.dead_letter}) < 3:
+            raise ValueError("input, output and dead_letter must be three different topics")
+        return self
+
+
+class PolicySpec(_Strict):
+    """The content of a `policy.yaml`."""
+
+    name: Name
+    version: Annotated[str, Field(min_length=1, max_length=100)]
+    description: str = ""
+    prefix: Annotated[str, Field(description="path of the prefix text")] = "prefix.md"
+    prompt: Prompt = Prompt()
+    event: EventSpec
+    labels: Annotated[list[Label], Field(min_length=2)]
+    thresholds: Thresholds = Thresholds()
+    calibration: Calibration = Calibration()
+    topics: Topics
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Self:
+        names = [label.name for label in self.labels]
+        if len(set(names)) < len(names):
+            raise ValueError("two labels have the same name")
+        if unknown := set(self.calibration.bias) - set(names):
+            raise ValueError(f"calibration.bias names no label: {', '.join(sorted(unknown))}")
+        return self
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A loaded policy. Equal fingerprints mean equal decisions under an equal model."""
+
+    spec: PolicySpec
+    prefix: str
+    event_schema: Mapping[str, Any] = field(repr=False)
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(label.name for label in self.spec.labels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over the length-framed parts, so that no two splits of one text agree."""
+        digest = hashlib.sha256()
+        for part in (
+            self.spec.model_dump_json().encode(),
+            self.prefix.encode(),
+            orjson.dumps(self.event_schema, option=orjson.OPT_SORT_KEYS),
+        ):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.hexdigest()
+
+    @cached_property
+    def render(self) -> Renderer:
+        return compile_renderer(self.event_schema, self.spec.event.fields)
+
+    @cached_property
+    def validate(self) -> Callable[[dict[str, Any]], None]:
+        """Check one decoded event. Raises `RejectRecord('schema', ...)` with the path of the
+        first error; values are masked, for they may be personal."""
+        validator = jsonschema_rs.validator_for(
+            dict(self.event_schema), mask="(value)", validate_formats=True, offline=True
+        )
+
+        def validate(data: dict[str, Any]) -> None:
+            try:
+                validator.validate(data)
+            except jsonschema_rs.ValidationError as error:
+                where = "/".join(map(str, error.instance_path)) or "(top level)"
+                raise RejectRecord("schema", f"{where}: {error.message}"[:500]) from None
+
+        return validate
+
+
+def render_suffix(policy: Policy, data: Mapping[str, Any]) -> str:
+    """The event as the model sees it: chosen fields in schema order, compact canonical JSON."""
+    return policy.render(data)
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Load a policy from its folder or its `policy.yaml`.
+
+    Raises `ConfigError` or `ConfigErrors`: file, key, value and remedy of everything wrong.
+    """
+    file = Path(path)
+    file = file / "policy.yaml" if file.is_dir() else file
+    try:
+        content = yaml.load(_read(file, "policy", str(path)), Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(str(file), "policy.yaml", str(path), f"not YAML: {line}") from None
+    try:
+        # Strict JSON mode: YAML's lists and numbers are JSON's, and nothing is coerced.
+        spec = PolicySpec.model_validate_json(json.dumps(content, default=str))
+    except ValidationError as error:
+        raise ConfigErrors([_config_error(file, e) for e in error.errors()]) from None
+    prefix = _read(file.parent / spec.prefix, "prefix", spec.prefix)
+    if not prefix.strip():
+        raise ConfigError(str(file), "prefix", spec.prefix, "the file is empty: write the policy")
+    schema = _load_schema(file, spec)
+    policy = Policy(spec, prefix.strip(), schema, file)
+    unknown = [name for name in spec.event.fields if name not in schema["properties"]]
+    if unknown:
+        raise ConfigError(str(file), "event.fields", unknown, "not in the schema's properties")
+    return policy
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose mappings refuse a second equal key, as the JSON decoder of events does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} stands twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _load_schema(file: Path, spec: PolicySpec) -> dict[str, Any]:
+    name = spec.event.json_schema
+    try:
+        schema = json.loads(_read(file.parent / name, "event.schema", name))
+        jsonschema_rs.validator_for(schema, offline=True)
+    except (ValueError, jsonschema_rs.ValidationError) as error:
+        line = str(error).splitlines()[0]
+        raise ConfigError(str(file), "event.schema", name, f"no JSON Schema: {line}") from None
+    if not isinstance(schema, dict) or not schema.get("properties"):
+        raise ConfigError(str(file), "event.schema", name, "must describe an object's properties")
+    return schema
+
+
+def _read(file: Path, key: str, value: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(str(file), key, value, "no such file: correct the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), key, value, f"cannot be read: {error}") from None
+
+
+def _config_error(file: Path, error: Any) -> ConfigError:
+    key = ".".join(map(str, error["loc"])) or "policy"
+    remedy = str(error["msg"])
+    if error["type"] == "extra_forbidden":
+        remedy = "unknown key: remove it or correct its name"
+    return ConfigError(str(file), key, error["input"], remedy)
