@@ -105,6 +105,8 @@ def _config_error(error: Any, locate: Locate) -> ConfigError:
         remedy = "unknown key: remove it or correct its name"
     elif error["type"] == "missing":
         value, remedy = None, "the key is required: add it"
+    elif error["type"] == "string_type" and isinstance(value, bool | int | float):
+        remedy = "YAML does not read this as a text: put it in quotes"
     return ConfigError(where, key, MASK if is_secret(key) else masked(value), remedy)
 
 

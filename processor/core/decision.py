@@ -115,11 +115,12 @@ def calibrated(policy: Policy, logprobs: Sequence[float]) -> list[float]:
     """
     calibration = policy.spec.calibration
     shifted = [
-        (value + calibration.bias.get(name, 0.0)) / calibration.temperature
+        value + calibration.bias.get(name, 0.0)
         for name, value in zip(policy.label_names, logprobs, strict=True)
     ]
     top = max(shifted)
-    weights = [math.exp(value - top) for value in shifted]
+    # The difference first: divided by a small temperature, all of them would be -inf.
+    weights = [math.exp((value - top) / calibration.temperature) for value in shifted]
     total = sum(weights)
     # A label may have probability 0 (its log is -inf); NaN or +inf anywhere spoils the total.
     if not (math.isfinite(top) and math.isfinite(total)):
@@ -175,12 +176,11 @@ def encode_outcome(outcome: Outcome, record: Record, topic: str) -> OutputRecord
     """The record to produce for an outcome: input key and headers are carried over.
 
     A dead letter keeps the input's value byte for byte, so that it can be sent again once the
-    cause is mended; the reason travels in a header.
+    cause is mended; the reason travels in a header. A reason from an earlier round is dropped.
     """
-    if isinstance(outcome, Decision):
-        value = outcome.model_dump_json().encode()
-        return OutputRecord(topic, record.key, value, record.headers)
     headers = tuple(item for item in record.headers if item[0] != REJECTION_HEADER)
+    if isinstance(outcome, Decision):
+        return OutputRecord(topic, record.key, outcome.model_dump_json().encode(), headers)
     why = outcome.model_dump_json().encode()
     return OutputRecord(topic, record.key, record.value, (*headers, (REJECTION_HEADER, why)))
 

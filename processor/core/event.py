@@ -40,9 +40,11 @@ Reason = Literal[
 ]
 
 MAX_DEPTH = 64
-_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1  # what a signed or an unsigned 64-bit reader can hold
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # what a signed or an unsigned 64-bit reader can hold
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, since a backtracking point per character would cost gigabytes on a long string.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,11 @@ def _depth(value: bytes) -> int:
     if bound <= MAX_DEPTH:
         return bound
     deepest = depth = 0
-    for char in _STRINGS.sub(b"", value):
-        if char in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in b"]}":
-            depth -= 1
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", value)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+        if deepest > MAX_DEPTH:
+            break
     return deepest
 
 
@@ -130,15 +131,17 @@ def _parse(text: str) -> Any:
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise RejectRecord("duplicate_key", f"key {twice[:80]!r} stands twice in one object")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise RejectRecord("duplicate_key", f"key {key[:80]!r} stands twice in one object")
+            seen.add(key)
     return result
 
 
 def _integer(digits: str) -> int:
     # 20 characters hold every 64-bit integer; the test keeps Python from parsing 5,000 digits.
-    if len(digits) > 20 or not _INT_MIN <= (number := int(digits)) <= _INT_MAX:
+    if len(digits) > 20 or not INT_MIN <= (number := int(digits)) <= INT_MAX:
         raise RejectRecord("out_of_range", f"an integer of {len(digits)} characters")
     return number
 

@@ -28,7 +28,7 @@ from processor.core.decision import (
 )
 from processor.core.event import Record, decode_event
 from processor.core.policy import Policy, render_suffix
-from processor.errors import RejectRecord
+from processor.errors import ConfigError, RejectRecord
 
 
 class Tokenizer(Protocol):
@@ -67,7 +67,7 @@ class Pipeline:
         scorer: Scorer,
         budget: Budget | None = None,
     ) -> None:
-        self.policies: Mapping[str, Policy] = {p.spec.topics.input: p for p in policies}
+        self.policies: Mapping[str, Policy] = _by_input_topic(policies)
         self.tokenizer = tokenizer
         self.scorer = scorer
         self.budget = budget or Budget()
@@ -131,3 +131,21 @@ class Pipeline:
             ]
         decided = iter(finished)
         return [next(decided) if isinstance(item, Prepared) else item for item in outcomes]
+
+
+def _by_input_topic(policies: Iterable[Policy]) -> dict[str, Policy]:
+    """Raises `ConfigError` where two policies share a name or an input topic: one of the two
+    would never be asked."""
+    found: dict[str, Policy] = {}
+    names: set[str] = set()
+    for policy in policies:
+        topic = policy.spec.topics.input
+        if policy.name in names:
+            remedy = "another policy has this name: rename one"
+            raise ConfigError(str(policy.path), "name", policy.name, remedy)
+        if topic in found:
+            remedy = f"policy {found[topic].name!r} reads this topic: one policy per topic"
+            raise ConfigError(str(policy.path), "topics.input", topic, remedy)
+        found[topic] = policy
+        names.add(policy.name)
+    return found

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import jsonschema_rs
-import orjson
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from processor import documents
 from processor.core.render import Renderer, compile_renderer
-from processor.errors import ConfigError, ConfigErrors, RejectRecord
+from processor.errors import ConfigError, RejectRecord
 
 Topic = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -66,14 +65,16 @@ class Label(_Strict):
     def _defaults(cls, data: Any) -> Any:
         if isinstance(data, str):
             data = {"name": data}
+        elif isinstance(data, bool | int | float | None):
+            raise ValueError("YAML does not read this as a text: put it in quotes")
         if isinstance(data, dict) and isinstance(data.get("name"), str):
             data = {"text": data["name"], "action": data["name"]} | data
         return data
 
     @model_validator(mode="after")
     def _label_has_text(self) -> Self:
-        if not self.text.strip():
-            raise ValueError("a label needs a text that the model can say")
+        if not self.text.strip() or not self.action.strip():
+            raise ValueError("a label needs a text that the model can say, and an action")
         return self
 
 
@@ -83,7 +84,7 @@ class Thresholds(_Strict):
     review_below_margin: Annotated[
         float, Field(ge=0, le=1, description="smallest margin (best minus second score) to act on")
     ] = 0.05
-    review_action: str = "review"
+    review_action: Annotated[str, Field(min_length=1)] = "review"
 
 
 class Calibration(_Strict):
@@ -122,10 +123,13 @@ class PolicySpec(_Strict):
     @model_validator(mode="after")
     def _labels_fit(self) -> Self:
         names = [label.name for label in self.labels]
-        if len(set(names)) < len(names):
-            raise ValueError("two labels have the same name")
-        if unknown := set(self.calibration.bias) - set(names):
-            raise ValueError(f"calibration.bias names no label: {', '.join(sorted(unknown))}")
+        if twice := _first_twice(names):
+            raise documents.refusal("labels", twice, "two labels have the same name: rename one")
+        if twice := _first_twice([label.text.strip() for label in self.labels]):
+            raise documents.refusal("labels", twice, "two labels have the same text: reword one")
+        if unknown := sorted(set(self.calibration.bias) - set(names)):
+            remedy = f"names no label: one of {', '.join(names)}"
+            raise documents.refusal("calibration.bias", unknown[0], remedy)
         return self
 
 
@@ -151,9 +155,10 @@ class Policy:
         """SHA-256 (hex) over the length-framed parts, so that no two splits of one text agree."""
         digest = hashlib.sha256()
         for part in (
-            self.spec.model_dump_json().encode(),
+            json.dumps(self.spec.model_dump(mode="json"), sort_keys=True).encode(),
             self.prefix.encode(),
-            orjson.dumps(self.event_schema, option=orjson.OPT_SORT_KEYS),
+            # Not sorted: fields are rendered in the schema's order, so it decides scores.
+            json.dumps(self.event_schema).encode(),
         ):
             digest.update(len(part).to_bytes(8, "big") + part)
         return digest.hexdigest()
@@ -192,65 +197,34 @@ def load_policy(path: str | Path) -> Policy:
     """
     file = Path(path)
     file = file / "policy.yaml" if file.is_dir() else file
-    try:
-        content = yaml.load(_read(file, "policy", str(path)), Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        line = " ".join(str(error).split())
-        raise ConfigError(str(file), "policy.yaml", str(path), f"not YAML: {line}") from None
-    try:
-        # Strict JSON mode: YAML's lists and numbers are JSON's, and nothing is coerced.
-        spec = PolicySpec.model_validate_json(json.dumps(content, default=str))
-    except ValidationError as error:
-        raise ConfigErrors([_config_error(file, e) for e in error.errors()]) from None
-    prefix = _read(file.parent / spec.prefix, "prefix", spec.prefix)
-    if not prefix.strip():
+    content = documents.read_yaml(file, "policy", str(path))
+    spec = documents.validate(
+        PolicySpec, content, lambda keys: (str(file), documents.key_path(keys) or "policy")
+    )
+    prefix = documents.read_text(file.parent / spec.prefix, "prefix", spec.prefix).strip()
+    if not prefix:
         raise ConfigError(str(file), "prefix", spec.prefix, "the file is empty: write the policy")
     schema = _load_schema(file, spec)
-    policy = Policy(spec, prefix.strip(), schema, file)
-    unknown = [name for name in spec.event.fields if name not in schema["properties"]]
-    if unknown:
-        raise ConfigError(str(file), "event.fields", unknown, "not in the schema's properties")
-    return policy
+    for name in spec.event.fields:
+        if name not in schema["properties"]:
+            remedy = f"not among the properties of {spec.event.json_schema}"
+            raise ConfigError(str(file), "event.fields", name, remedy)
+    return Policy(spec, prefix, schema, file)
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose mappings refuse a second equal key, as the JSON decoder of events does."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} stands twice", problem_mark=node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+def _first_twice(names: list[str]) -> str | None:
+    return next((name for i, name in enumerate(names) if name in names[:i]), None)
 
 
 def _load_schema(file: Path, spec: PolicySpec) -> dict[str, Any]:
     name = spec.event.json_schema
+    text = documents.read_text(file.parent / name, "event.schema", name)
     try:
-        schema = json.loads(_read(file.parent / name, "event.schema", name))
+        schema = json.loads(text)
         jsonschema_rs.validator_for(schema, offline=True)
-    except (ValueError, jsonschema_rs.ValidationError) as error:
-        line = str(error).splitlines()[0]
+    except (ValueError, RecursionError) as error:
+        line = (str(error) or "nested too deep").splitlines()[0]
         raise ConfigError(str(file), "event.schema", name, f"no JSON Schema: {line}") from None
     if not isinstance(schema, dict) or not schema.get("properties"):
         raise ConfigError(str(file), "event.schema", name, "must describe an object's properties")
     return schema
-
-
-def _read(file: Path, key: str, value: str) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(str(file), key, value, "no such file: correct the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), key, value, f"cannot be read: {error}") from None
-
-
-def _config_error(file: Path, error: Any) -> ConfigError:
-    key = ".".join(map(str, error["loc"])) or "policy"
-    remedy = str(error["msg"])
-    if error["type"] == "extra_forbidden":
-        remedy = "unknown key: remove it or correct its name"
-    return ConfigError(str(file), key, error["input"], remedy)
