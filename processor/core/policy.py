@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import CoreSchema
 
 from processor import documents
 from processor.core.render import Renderer, compile_renderer
@@ -51,7 +52,7 @@ class EventSpec(_Strict):
 
 
 class Label(_Strict):
-    """One answer of the model, and the action that follows from it."""
+    """One answer of the model, and the action that follows from it. A text alone is its name."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     text: Annotated[str, Field(description="what the model says; default: the name")] = ""
@@ -76,6 +77,11 @@ class Label(_Strict):
         if not self.text.strip() or not self.action.strip():
             raise ValueError("a label needs a text that the model can say, and an action")
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: Any) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        return {"anyOf": [{"type": "string", "minLength": 1}, schema]}
 
 
 class Thresholds(_Strict):
