@@ -39,16 +39,20 @@ def refusal(field: str, value: Any, remedy: str) -> PydanticCustomError:
     return PydanticCustomError("relation", "{remedy}", context)
 
 
-def read_text(file: Path, key: str, value: str) -> str:
-    """A UTF-8 file; the byte order mark that some editors write is no part of the text."""
+def read_text(file: Path, key: str, value: str, named_in: Path | None = None) -> str:
+    """A UTF-8 file; the byte order mark that some editors write is no part of the text.
+
+    Errors point to the document that names the file, where there is one.
+    """
+    where = str(named_in or file)
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(str(file), key, value, "no such file: correct the path") from None
+        raise ConfigError(where, key, value, "no such file: correct the path") from None
     except UnicodeDecodeError:
-        raise ConfigError(str(file), key, value, "not UTF-8: save the file as UTF-8") from None
+        raise ConfigError(where, key, value, "not UTF-8: save the file as UTF-8") from None
     except OSError as error:
-        raise ConfigError(str(file), key, value, f"cannot be read: {error.strerror}") from None
+        raise ConfigError(where, key, value, f"cannot be read: {error.strerror}") from None
 
 
 def read_yaml(file: Path, key: str, value: str) -> Any:

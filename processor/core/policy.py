@@ -207,7 +207,7 @@ def load_policy(path: str | Path) -> Policy:
     spec = documents.validate(
         PolicySpec, content, lambda keys: (str(file), documents.key_path(keys) or "policy")
     )
-    prefix = documents.read_text(file.parent / spec.prefix, "prefix", spec.prefix).strip()
+    prefix = documents.read_text(file.parent / spec.prefix, "prefix", spec.prefix, file).strip()
     if not prefix:
         raise ConfigError(str(file), "prefix", spec.prefix, "the file is empty: write the policy")
     schema = _load_schema(file, spec)
@@ -224,7 +224,7 @@ def _first_twice(names: list[str]) -> str | None:
 
 def _load_schema(file: Path, spec: PolicySpec) -> dict[str, Any]:
     name = spec.event.json_schema
-    text = documents.read_text(file.parent / name, "event.schema", name)
+    text = documents.read_text(file.parent / name, "event.schema", name, file)
     try:
         schema = json.loads(text)
         jsonschema_rs.validator_for(schema, offline=True)
