@@ -1,0 +1,104 @@
+"""What the client's errors ask us to do.
+
+Told apart by name and flags, so that it can be read and tested without the client. The names are
+those of Kafka's protocol; with an underscore in front, librdkafka's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from processor.errors import (
+    AbortAndRewind,
+    BrokerError,
+    ExitProcess,
+    RebuildProducer,
+    RetryCall,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ClientError(Protocol):
+    def name(self) -> str: ...
+    def str(self) -> str: ...
+    def fatal(self) -> bool: ...
+    def retriable(self) -> bool: ...
+    def txn_requires_abort(self) -> bool: ...
+
+
+# Settings and permissions: another try changes nothing.
+EXIT = {
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "INVALID_TRANSACTION_TIMEOUT",
+    "TOPIC_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "UNSUPPORTED_VERSION",
+}
+# The producer is lost, whatever the flags say: measured with one injected error per call, some
+# fences come as abortable, and every transaction after them fails.
+REBUILD = {
+    "INVALID_PRODUCER_EPOCH",
+    "INVALID_PRODUCER_ID_MAPPING",
+    "INVALID_TXN_STATE",
+    "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "PRODUCER_FENCED",
+    "TRANSACTION_COORDINATOR_FENCED",
+    "UNKNOWN_PRODUCER_ID",
+    "_FATAL",
+    "_FENCED",
+}
+# Trouble that the client gets over by itself; a call made meanwhile is made again.
+PASSING = {
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_COORDINATOR",
+    "NOT_LEADER_FOR_PARTITION",
+    "REQUEST_TIMED_OUT",
+    "UNSTABLE_OFFSET_COMMIT",
+    "_ALL_BROKERS_DOWN",
+    "_QUEUE_FULL",
+    "_RESOLVE",
+    "_TIMED_OUT",
+    "_TRANSPORT",
+    "_WAIT_COORD",
+}
+# What a member hears about its group and answers by joining again, by itself.
+REJOINS = {
+    "ILLEGAL_GENERATION",
+    "REBALANCE_IN_PROGRESS",
+    "UNKNOWN_MEMBER_ID",
+    "_MAX_POLL_EXCEEDED",
+    "_PARTITION_EOF",
+}
+
+
+def classify(error: ClientError, call: str) -> BrokerError:
+    """The error by what is to be done about it; of no known kind: exit."""
+    name = error.name()
+    text = f"{call}: {name}: {error.str()}"
+    if name in EXIT:
+        return ExitProcess(text)
+    if error.fatal() or name in REBUILD:
+        return RebuildProducer(text)
+    if error.txn_requires_abort():
+        return AbortAndRewind(text)
+    if error.retriable() or name in PASSING:
+        return RetryCall(text)
+    return ExitProcess(text)
+
+
+def consumer_error(error: ClientError, where: str) -> ExitProcess | None:
+    """None for what the client gets over by itself. A consumer that is lost is not rebuilt: the
+    group has to forget this member, and a restart does that best."""
+    if not error.fatal() and error.name() in REJOINS:
+        logger.info("%s: %s", where, error, extra={"action": "rejoin"})
+        return None
+    kind = classify(error, where)
+    if isinstance(kind, RetryCall):
+        logger.warning("%s", kind, extra={"action": "wait"})
+        return None
+    return ExitProcess(str(kind))

@@ -1,0 +1,129 @@
+"""The thread that owns the model, and the hand-over slot in front of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from processor.broker.transaction import Clock
+from processor.core.decision import Scores
+from processor.core.pipeline import Pipeline, Prepared
+from processor.errors import ExitProcess
+from processor.runtime.ledger import Entry
+
+DEPTH = 2  # micro-batches that wait in the slot: one to take at once, one being filled up
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A micro-batch that came back, with the times at which it was begun and ended."""
+
+    entries: Sequence[Entry]
+    scores: Sequence[Scores]
+    begun: float
+    ended: float
+
+
+def prepared(entry: Entry) -> Prepared:
+    if entry.prepared is None:
+        raise AssertionError("only prepared entries go to the model")
+    return entry.prepared
+
+
+class ModelThread:
+    """Scores micro-batches in the order in which they were handed over.
+
+    Work-conserving: when the model is idle it takes the first batch of the slot, however small.
+    A batch that still waits is open to late comers: `refill` takes the slot's content back and
+    packs it anew, so that batches are as full as the load allows and nobody waits for them.
+    """
+
+    def __init__(self, pipeline: Pipeline, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._slot: deque[list[Entry]] = deque()
+        self._scored: deque[Scored] = deque()
+        self._running = 0
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="processor-model", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Let it end after the batch it works on. A model that hangs is left behind: the thread
+        is a daemon, and nothing of it can be published any more."""
+        with self._changed:
+            self._stopping = True
+            self._slot.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def refill(self, ready: Sequence[Entry], keep: Callable[[Entry], bool]) -> list[Entry]:
+        """Pack what waits in the slot together with `ready`; the entries that found no place.
+
+        Entries that `keep` refuses leave the slot for good.
+        """
+        with self._changed:
+            waiting = [e for batch in self._slot for e in batch if keep(e)]
+            waiting += [e for e in ready if keep(e)]
+            batches = self._pack(waiting)
+            self._slot = deque(batches[:DEPTH])
+            self._changed.notify_all()
+            return [e for batch in batches[DEPTH:] for e in batch]
+
+    def collect(self) -> list[Scored]:
+        """The batches scored since the last call. Raises `ExitProcess` if the model failed."""
+        with self._changed:
+            if self._failure is not None:
+                raise ExitProcess(f"the model failed: {self._failure!r}") from self._failure
+            scored = list(self._scored)
+            self._scored.clear()
+            return scored
+
+    @property
+    def busy(self) -> bool:
+        """Something is in the slot, in the model, or waits to be collected."""
+        with self._changed:
+            return bool(self._slot or self._running or self._scored or self._failure)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a batch is scored or the model has failed, at most for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._scored or self._failure, timeout_s)
+
+    def _pack(self, entries: list[Entry]) -> list[list[Entry]]:
+        remaining = iter(entries)
+        batches = self._pipeline.pack([prepared(entry) for entry in entries])
+        return [[next(remaining) for _ in batch] for batch in batches]
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._take()) is not None:
+                begun = self._clock()
+                scores = self._pipeline.score([prepared(entry) for entry in batch])
+                if len(scores) != len(batch):
+                    raise ValueError(f"{len(scores)} scores for {len(batch)} events")
+                self._put(Scored(batch, scores, begun, self._clock()))
+        except BaseException as error:  # the other thread raises it: `collect`
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _take(self) -> list[Entry] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._slot or self._stopping)
+            if self._stopping:
+                return None
+            self._running = 1
+            return self._slot.popleft()
+
+    def _put(self, scored: Scored) -> None:
+        with self._changed:
+            self._running = 0
+            self._scored.append(scored)
+            self._changed.notify_all()

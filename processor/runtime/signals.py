@@ -1,0 +1,36 @@
+"""Stop signals: the first asks, the second insists."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+
+class Stoppable(Protocol):
+    @property
+    def stopping(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+def install_signal_handlers(worker: Stoppable) -> Callable[[], None]:
+    """SIGTERM and SIGINT stop the worker; a second one ends the process at once.
+
+    Returns a function that puts the former handlers back. Main thread only.
+    """
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        if worker.stopping:
+            os._exit(128 + signum)
+        worker.stop()
+
+    former = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
+
+    return restore

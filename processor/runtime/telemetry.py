@@ -1,0 +1,87 @@
+"""Live counters: what the worker counts, as a closed set of names."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from processor.core.decision import Decision, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Totals since the start of the process, except `queue_depth`.
+
+    Outcomes are counted when their transaction has committed, so an event that was scored twice
+    after an abort counts once; `tokens_computed` and `tokens_saved` count work, and count it twice.
+    """
+
+    records: int = 0  # polled; after a rewind again
+    decisions: int = 0
+    rejections: dict[str, int] = field(default_factory=dict)  # by reason
+    decisions_by_policy: dict[str, int] = field(default_factory=dict)
+    decisions_by_label: dict[tuple[str, str], int] = field(default_factory=dict)  # policy, label
+    tokens_computed: int = 0  # suffix tokens that went through the model
+    tokens_saved: int = 0  # prefix tokens that did not, thanks to the frozen prefix
+    micro_batches: int = 0
+    transactions: int = 0  # committed
+    aborts: int = 0
+    rebuilds: int = 0  # of the producer
+    queue_depth: int = 0  # records polled and not yet published, now
+
+
+class Counters:
+    """The worker writes, anybody reads. Reading gives one consistent `Snapshot`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Counter[str] = Counter()
+        self._rejections: Counter[str] = Counter()
+        self._policies: Counter[str] = Counter()
+        self._labels: Counter[tuple[str, str]] = Counter()
+        self._depth = 0
+
+    def polled(self, records: int) -> None:
+        with self._lock:
+            self._totals["records"] += records
+
+    def scored(self, tokens_computed: int, tokens_saved: int) -> None:
+        with self._lock:
+            self._totals.update(
+                micro_batches=1, tokens_computed=tokens_computed, tokens_saved=tokens_saved
+            )
+
+    def published(self, outcomes: Sequence[Outcome]) -> None:
+        with self._lock:
+            self._totals["transactions"] += 1
+            for outcome in outcomes:
+                if isinstance(outcome, Decision):
+                    self._totals["decisions"] += 1
+                    self._policies[outcome.policy.name] += 1
+                    self._labels[outcome.policy.name, outcome.label] += 1
+                else:
+                    self._rejections[outcome.reason] += 1
+
+    def aborted(self) -> None:
+        with self._lock:
+            self._totals["aborts"] += 1
+
+    def rebuilt(self) -> None:
+        with self._lock:
+            self._totals["rebuilds"] += 1
+
+    def waiting(self, records: int) -> None:
+        with self._lock:
+            self._depth = records
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            return Snapshot(
+                **self._totals,
+                rejections=dict(self._rejections),
+                decisions_by_policy=dict(self._policies),
+                decisions_by_label=dict(self._labels),
+                queue_depth=self._depth,
+            )

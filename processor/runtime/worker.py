@@ -1,0 +1,332 @@
+"""The loop: two threads around one `Pipeline`, a short transaction around what they finish.
+
+    broker thread   poll -> prepare -> [slot] ....... collect -> publish -> poll -> ...
+    model thread                       [slot] -> score
+
+The broker thread owns source, sink and ledger. It polls all the time, so the group never loses us
+because the model is slow; while enough is in flight, partitions are paused and polled all the
+same. No transaction is open while either thread works on a record. One transaction takes every
+micro-batch that has finished since the last one: at low load one batch and no delay, under load
+the cost of a transaction is shared.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from processor.broker.transaction import (
+    RETRY_PAUSE_S,
+    Clock,
+    RecordSource,
+    State,
+    TopicPartition,
+    TransactionalSink,
+    Transactions,
+)
+from processor.core.decision import Outcome, Rejection, Timings
+from processor.core.event import Record
+from processor.core.pipeline import Pipeline
+from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
+from processor.runtime.ledger import Entry, Finished, Ledger
+from processor.runtime.model_thread import ModelThread, Scored, prepared
+from processor.runtime.patience import Patience
+from processor.runtime.signals import install_signal_handlers
+from processor.runtime.telemetry import Counters
+
+__all__ = ["Worker", "install_signal_handlers"]
+
+OnOutcome = Callable[[Record, Outcome], None]
+
+IDLE_POLL_S = 0.05  # how late a stop is seen; records end the wait at once
+BUSY_POLL_S = 0.002  # how late a finished micro-batch is seen
+PAUSED_WAIT_S = 0.02  # longest time without a poll while paused
+REVOKE_S = 3.0  # publishing inside the revoke callback: the others wait for it to join
+CLOSE_S = 5.0  # a client that cannot reach its broker hangs in close
+IN_FLIGHT = 8  # micro-batches polled and not published at which partitions are paused
+LARGEST_POLL = 500  # records prepared between two polls: a few milliseconds of work
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs a pipeline from a source to a sink, exactly one outcome per record.
+
+    `on_outcome` is called after the commit, once per outcome, in the broker thread: what it
+    raises ends the worker. `last_step` is the clock's time of the latest round of the loop, for a
+    liveness check.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        source: RecordSource,
+        sink: TransactionalSink,
+        counters: Counters,
+        drain_s: float = 20.0,
+        clock: Clock = time.monotonic,
+        on_outcome: OnOutcome | None = None,
+        publish_s: float = 10.0,
+    ) -> None:
+        self._pipeline = pipeline
+        self._source = source
+        self._counters = counters
+        self._drain_s = drain_s
+        self._clock = clock
+        self._on_outcome = on_outcome
+        self._publish_s = publish_s
+        self._transactions = Transactions(sink, source.group_metadata, publish_s, clock)
+        self._model = ModelThread(pipeline, clock)
+        self._ledger = Ledger()
+        self._ready: list[Entry] = []  # prepared, no place in the slot
+        self._patience = Patience(clock)
+        self._most = IN_FLIGHT * pipeline.budget.max_events
+        self._paused = False
+        self._closing = False
+        self._deferred: Exception | None = None  # raised inside a callback, handled after it
+        self._uncertain: Finished | None = None  # published, or not: the commit did not say
+        self._stop = threading.Event()
+        self.last_step = clock()
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Work until `stop` is called or `until` is true, then drain and close.
+
+        Raises `ExitProcess`, or whatever else nobody in this process can mend. Nothing is
+        committed on the way out then: the next process repeats it.
+        """
+        self._model.start()
+        try:
+            self._source.open(self._assigned, self._revoked)
+            while not self._stop.is_set() and not (until is not None and until()):
+                self._step()
+            self._drain()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ask `run` to drain and return; from any thread or a signal handler."""
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    # One round
+
+    def _step(self) -> None:
+        self.last_step = self._clock()
+        try:
+            self._ensure_producer()
+            self._take_in(self._poll())
+            self._raise_deferred()
+            self._collect()
+            if self._ready:
+                self._refill()
+            if not self._patience.waiting:
+                self._publish(self._publish_s)
+        except AbortAndRewind as error:
+            self._log("abort", error)
+            self._counters.aborted()
+            self._patience.failed(error)
+            self._rewind(self._ledger.rewind())
+        except RebuildProducer as error:
+            self._log("rebuild", error)
+            self._patience.failed(error)
+        self._balance()
+
+    def _ensure_producer(self) -> None:
+        """A producer that can publish, unless the last failure asks us to wait."""
+        if self._transactions.state is State.READY or self._patience.waiting:
+            return
+        if self._transactions.state is State.NEW:
+            self._transactions.start()
+            return
+        self._counters.rebuilt()
+        self._transactions.rebuild()
+        # Only now are the committed offsets final: the new producer has ended what the old left.
+        committed = self._committed()
+        self._settle(committed)
+        self._rewind(self._ledger.rewind(committed))
+
+    def _poll(self) -> list[Record]:
+        if self._paused:
+            self._model.wait(PAUSED_WAIT_S)
+            return self._source.poll(1, 0.0)
+        room = max(1, min(self._most - len(self._ledger), LARGEST_POLL))
+        return self._source.poll(room, BUSY_POLL_S if len(self._ledger) else IDLE_POLL_S)
+
+    def _take_in(self, records: list[Record]) -> None:
+        now = self._clock()
+        for record in records:
+            entry = self._ledger.add(record, now)
+            if entry is None:
+                continue
+            result = self._pipeline.prepare(record)
+            if isinstance(result, Rejection):
+                entry.outcome = result
+            else:
+                entry.prepared = result
+                self._ready.append(entry)
+        if records:
+            self._counters.polled(len(records))
+
+    def _collect(self) -> None:
+        for scored in self._model.collect():
+            self._finish(scored)
+
+    def _finish(self, scored: Scored) -> None:
+        score_ms = 1e3 * (scored.ended - scored.begun)
+        tokens = saved = 0
+        for entry, scores in zip(scored.entries, scored.scores, strict=True):
+            item = prepared(entry)
+            tokens += len(item.suffix.token_ids)
+            saved += self._pipeline.scorer.provenance(item.policy.name).prefix_tokens
+            timings = Timings(
+                wait_ms=1e3 * (scored.begun - entry.polled_at),
+                score_ms=score_ms,
+                batch_events=len(scored.entries),
+            )
+            if self._ledger.is_live(entry):
+                self._ledger.finish(entry, self._pipeline.finish(item, scores, timings))
+        self._counters.scored(tokens, saved)
+
+    def _refill(self) -> None:
+        self._ready = self._model.refill(self._ready, self._ledger.is_live)
+
+    def _publish(self, budget_s: float) -> None:
+        finished = self._ledger.finished()
+        if not finished.entries or self._transactions.state is not State.READY:
+            return
+        records = [
+            self._pipeline.encode(entry.outcome, entry.record)
+            for entry in finished.entries
+            if entry.outcome is not None
+        ]
+        try:
+            self._transactions.publish(records, finished.offsets, budget_s)
+        except RebuildProducer:
+            self._uncertain = finished
+            raise
+        self._ledger.published(finished)
+        self._patience.succeeded()
+        self._account(finished)
+
+    def _account(self, finished: Finished) -> None:
+        outcomes = [entry.outcome for entry in finished.entries if entry.outcome is not None]
+        self._counters.published(outcomes)
+        if self._on_outcome is not None:
+            for entry, outcome in zip(finished.entries, outcomes, strict=True):
+                self._on_outcome(entry.record, outcome)
+
+    def _balance(self) -> None:
+        """Back-pressure, with a wide gap between on and off: a client drops what it has fetched
+        ahead of a paused partition and fetches it again."""
+        depth = len(self._ledger)
+        self._counters.waiting(depth)
+        if not self._paused and depth >= self._most:
+            self._paused = True
+            self._source.pause(self._ledger.partitions)
+        elif self._paused and depth <= self._most // 2:
+            self._paused = False
+            self._source.resume(self._ledger.partitions)
+
+    # Going back
+
+    def _rewind(self, targets: dict[TopicPartition, int]) -> None:
+        self._refill()
+        self._source.seek(targets)
+
+    def _committed(self) -> dict[TopicPartition, int | None]:
+        deadline = self._clock() + self._publish_s
+        partitions = self._ledger.partitions
+        while partitions:
+            try:
+                return self._source.committed(partitions, max(0.1, deadline - self._clock()))
+            except RetryCall as error:
+                if self._clock() >= deadline:
+                    raise ExitProcess(f"cannot read the committed offsets: {error}") from error
+                time.sleep(RETRY_PAUSE_S)
+        return {}
+
+    def _settle(self, committed: dict[TopicPartition, int | None]) -> None:
+        """Count a transaction whose commit never answered and turns out to have happened."""
+        uncertain, self._uncertain = self._uncertain, None
+        if uncertain and all(committed.get(p) == o for p, o in uncertain.offsets.items()):
+            self._patience.succeeded()
+            self._account(uncertain)
+
+    # Callbacks of the source, inside `poll` and `close`
+
+    def _assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._ledger.assign(partitions)
+        # What a client remembers of an earlier assignment is not to be trusted, in either
+        # direction (confluent-kafka-go#193): the pause is ours.
+        if self._paused:
+            self._source.pause(partitions)
+        else:
+            self._source.resume(partitions)
+
+    def _revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Publish what is finished, drop the rest before another member can have it.
+
+        Nothing may be raised through the client. Whether the partitions were lost already does
+        not matter: the broker refuses the offsets then.
+        """
+        try:
+            if not (self._closing or self._deferred or self._patience.waiting):
+                self._collect()
+                self._publish(min(REVOKE_S, self._publish_s))
+        except Exception as error:
+            self._deferred = error
+        finally:
+            self._ledger.revoke(partitions)
+            self._refill()
+
+    def _raise_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            raise deferred
+
+    # The end
+
+    def _drain(self) -> None:
+        """Finish and publish what the model has been given; the rest stays uncommitted.
+
+        Polling goes on, for its callbacks, with everything paused.
+        """
+        deadline = self._clock() + self._drain_s
+        self._paused = True
+        self._ready.clear()
+        self._source.pause(self._ledger.partitions)
+        try:
+            while self._clock() < deadline and self._transactions.state is State.READY:
+                self._source.poll(1, 0.0)
+                self._raise_deferred()
+                self._collect()
+                self._publish(max(0.1, min(self._publish_s, deadline - self._clock())))
+                if not self._model.busy:
+                    return
+                self._model.wait(PAUSED_WAIT_S)
+        except (AbortAndRewind, RebuildProducer) as error:
+            self._log("drain", error)
+
+    def _close(self) -> None:
+        self._closing = True
+        self._model.stop(CLOSE_S)
+        closing = threading.Thread(target=self._close_clients, name="processor-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            logger.warning("clients do not close, left behind", extra={"action": "close"})
+
+    def _close_clients(self) -> None:
+        for close in (self._transactions.close, self._source.close):
+            try:
+                close()
+            except Exception as error:
+                self._log("close", error)
+
+    def _log(self, action: str, error: Exception) -> None:
+        logger.warning("%s: %s", action, error, extra={"action": action})
