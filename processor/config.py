@@ -207,7 +207,8 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(str(path), "settings", content, "must be a mapping of sections")
-    data = {key: {} if value is None else value for key, value in content.items()}
+    known = Settings.model_fields  # a section may be empty; an unknown one may not
+    data = {k: v for k, v in content.items() if v is not None or k not in known}
     variables = _read_environment(environ)
     for keys, (_, value) in variables.items():
         _put(data, keys, value)
