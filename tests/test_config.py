@@ -319,4 +319,4 @@ def test_ids_are_stable_per_replica(
 def test_settings_are_frozen() -> None:
     settings = load_settings(None, {})
     with pytest.raises(ValueError, match="frozen"):
-        settings.kafka.group = "x"  # type: ignore[misc]
+        settings.kafka.group = "x"
