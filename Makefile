@@ -60,7 +60,7 @@ ifeq ($(TORCH_BACKEND),)
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 else # the lock holds the hashes of the default build of torch only, so versions alone are pinned
 	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH_BACKEND) --no-verify-hashes \
-		-c requirements.txt -b requirements.txt -e '.[gguf,demo,dev]'
+		-c requirements.txt -b requirements.txt -e '.[demo,dev]'
 endif
 	@rm -f .venv/ready*
 	@touch $@
