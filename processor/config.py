@@ -12,6 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_origin
 
@@ -86,7 +87,10 @@ def _cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # The input is hidden in errors, for it may hold a secret; `load_settings` shows it masked.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
 
 class ModelSettings(_Section):
@@ -280,10 +284,8 @@ def _parse_variable(keys: tuple[str, ...], text: str) -> Any:
     section = Settings.model_fields[keys[0]].annotation
     kind = tuple if keys == ("policies",) else section.model_fields[keys[1]].annotation  # type: ignore[union-attr]
     if len(keys) < 3 and (kind in (int, float, bool, tuple) or get_origin(kind) is dict):
-        try:
+        with suppress(ValueError):  # left as text: the model says what it should have been
             return json.loads(text.lower() if kind is bool else text)
-        except ValueError:
-            pass  # left as text: the model says what it should have been
     return text
 
 

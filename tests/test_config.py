@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from processor.config import KafkaSettings, Settings, load_settings
 from processor.errors import ConfigError, ConfigErrors
@@ -295,6 +296,12 @@ SPILLS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("content", SPILLS, ids=range(len(SPILLS)))
 def test_no_mistake_spills_a_secret(tmp_path: Path, content: dict[str, Any]) -> None:
     assert len(lines_of(tmp_path, content)) == 1
+
+
+def test_no_mistake_in_code_spills_a_secret() -> None:
+    with pytest.raises(ValidationError) as caught:
+        KafkaSettings(client={"sasl.password": PASSWORD}, transaction_timeout_ms=1)
+    assert PASSWORD not in str(caught.value)
 
 
 NAMES = [
