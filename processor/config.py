@@ -284,7 +284,7 @@ def _parse_variable(keys: tuple[str, ...], text: str) -> Any:
     section = Settings.model_fields[keys[0]].annotation
     kind = tuple if keys == ("policies",) else section.model_fields[keys[1]].annotation  # type: ignore[union-attr]
     if len(keys) < 3 and (kind in (int, float, bool, tuple) or get_origin(kind) is dict):
-        with suppress(ValueError):  # left as text: the model says what it should have been
+        with suppress(ValueError, RecursionError):  # stays text; the model then complains
             return json.loads(text.lower() if kind is bool else text)
     return text
 
