@@ -55,12 +55,19 @@ class Faults:
         self, call: Call, error: BaseException, *, applied: bool = False, skip: int = 0
     ) -> None:
         """Fail one call, after `skip` calls that succeed. `applied`: the call takes effect and
-        only its answer is lost, as with a time-out."""
+        only its answer is lost, as with a time-out. An abortable error is an answer: it says
+        that the call had no effect."""
+        if applied and isinstance(error, AbortAndRewind):
+            raise ValueError("no broker carries out a call and then asks for an abort")
         self._add(call, Fault(error, applied, None), skip)
 
     def hook(self, call: Call, function: Callable[[], None], *, skip: int = 0) -> None:
         """Run `function` right before a call: whatever happens elsewhere at that moment."""
         self._add(call, Fault(None, True, function), skip)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._queues.clear()
 
     def pending(self) -> int:
         with self._lock:

@@ -181,6 +181,7 @@ class Transactions:
         (librdkafka#4558, PR#4016).
         """
         self._expect(State.READY)
+        check_member(self._group())  # begins nothing in vain; what counts is the check below
         deadline = self._clock() + (self._budget_s if budget_s is None else budget_s)
         self.state = State.OPEN
         try:

@@ -44,6 +44,7 @@ IDLE_POLL_S = 0.05  # how late a stop is seen; records end the wait at once
 BUSY_POLL_S = 0.002  # how late a finished micro-batch is seen
 PAUSED_WAIT_S = 0.02  # longest time without a poll while paused
 REVOKE_S = 3.0  # publishing inside the revoke callback: the others wait for it to join
+MODEL_STOP_S = 1.0  # past the drain budget nothing it returns is of use
 CLOSE_S = 5.0  # a client that cannot reach its broker hangs in close
 IN_FLIGHT = 8  # micro-batches polled and not published at which partitions are paused
 LARGEST_POLL = 500  # records prepared between two polls: a few milliseconds of work
@@ -314,7 +315,7 @@ class Worker:
 
     def _close(self) -> None:
         self._closing = True
-        self._model.stop(CLOSE_S)
+        self._model.stop(MODEL_STOP_S)
         closing = threading.Thread(target=self._close_clients, name="processor-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
