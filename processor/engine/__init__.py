@@ -1,0 +1,1 @@
+"""The frozen-prefix engine: the only place that knows torch and transformers."""

@@ -1,0 +1,195 @@
+"""Loading a causal language model: weights, tokenizer, dtype, device, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from processor.engine import attention
+from processor.engine.dtype import choose_dtype
+from processor.engine.source import find_weights
+from processor.errors import ConfigError
+
+# Decoders that were tested against the whole prompt (tests/engine/test_architectures.py builds a
+# tiny random one of each). What is left out carries recurrent state, bypasses the attention
+# interface, mixes experts over the whole batch, or transforms its head in a way not covered here.
+SUPPORTED = frozenset(
+    {
+        *("arcee", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
+        *("gpt_oss", "granite", "helium", "llama", "ministral", "mistral", "olmo", "olmo2"),
+        *("olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
+        "starcoder2",
+    }
+)
+# Angles that depend on the longest position in the batch would let one event change another.
+BATCH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to capture prefixes and score; everything is in eval mode."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    numerics: str
+    dtype_note: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def window(self) -> int:
+        """The most tokens of prefix and suffix together."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def body(self) -> Any:
+        """The decoder without its head: (input_ids, ...) -> last_hidden_state [1, R, d]."""
+        return self.model.base_model
+
+    def label_head(self, token_ids: list[int]) -> Callable[[Tensor], Tensor]:
+        """fp32 logits of a few tokens: hidden [N, d] -> [N, len(token_ids)].
+
+        Only these rows of the head are multiplied; its bias, soft cap (gemma2) and scale
+        (granite divides, cohere multiplies) are kept.
+        """
+        model: Any = self.model
+        head = model.get_output_embeddings()
+        weight = head.weight[token_ids].float()
+        bias = None if getattr(head, "bias", None) is None else head.bias[token_ids].float()
+        config = self.model.config
+        cap = getattr(config, "final_logit_softcapping", None)
+        scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+
+        def logits(hidden: Tensor) -> Tensor:
+            out = torch.nn.functional.linear(hidden.float(), weight, bias) * scale
+            return out if cap is None else cap * torch.tanh(out / cap)
+
+        return logits
+
+
+def load_model(
+    source: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    cache_dir: Path,
+    threads: int = 0,
+    revision: str | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> LoadedModel:
+    """Load weights from the packaged default (`smollm2`), a local folder, a GGUF file or a hub id.
+
+    Raises `ConfigError` for a source that cannot be found or a model that cannot be served.
+    """
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if threads:
+        torch.set_num_threads(threads)
+    progress("finding weights")
+    folder = find_weights(source, cache_dir, revision, progress)
+    config = AutoConfig.from_pretrained(folder)
+    _refuse_unsupported(source, config)
+    place = _device(device)
+    progress("choosing the dtype")
+    chosen, note = choose_dtype(dtype, place)
+    progress("loading weights")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=chosen, attn_implementation=attention.NAME, use_safetensors=True
+    )
+    model = prepare_model(loaded.to(place))
+    progress("hashing weights")
+    return LoadedModel(
+        name=Path(source).name if Path(source).expanduser().exists() else source,
+        model=model,
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        fingerprint=fingerprint_folder(folder),
+        numerics=fingerprint_numerics(model),
+        dtype_note=note,
+    )
+
+
+def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Switch to the plugged-in attention, in eval mode. Asserts that the switch took: transformers
+    only warns where a modeling file does not use the interface."""
+    model.set_attn_implementation(attention.NAME)
+    if model.config._attn_implementation != attention.NAME:
+        raise ConfigError("settings", "model.source", model.config.model_type, "no attention hook")
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(False)
+    return model
+
+
+def _refuse_unsupported(source: str, config: Any) -> None:
+    kind = config.model_type
+    if kind not in SUPPORTED:
+        known = ", ".join(sorted(SUPPORTED))
+        remedy = f"architecture {kind!r} is not supported; use one of: {known}"
+        raise ConfigError("settings", "model.source", source, remedy)
+    ropes = _rope_types(getattr(config, "rope_parameters", None))
+    if bad := ropes & BATCH_DEPENDENT_ROPE:
+        remedy = f"RoPE type {bad.pop()!r} gives angles that depend on the batch; use another model"
+        raise ConfigError("settings", "model.source", source, remedy)
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ConfigError("settings", "model.source", source, "not a causal model")
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """RoPE types in a config's `rope_parameters`, which may be nested by layer type."""
+    if not isinstance(parameters, dict):
+        return set()
+    nested = [_rope_types(value) for value in parameters.values()]
+    own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
+    return own.union(*nested)
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("settings", "model.device", device, "no CUDA device: use auto or cpu")
+    return torch.device(device)
+
+
+def fingerprint_folder(folder: Path) -> str:
+    """SHA-256 over the names and contents of configuration, weights and tokenizer."""
+    digest = hashlib.sha256()
+    kinds = {".json", ".safetensors", ".model", ".txt", ".jinja"}
+    for file in sorted(f for f in folder.iterdir() if f.suffix in kinds):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").digest()
+        name = file.name.encode()
+        digest.update(len(name).to_bytes(8, "big") + name + content)
+    return digest.hexdigest()
+
+
+def fingerprint_numerics(model: PreTrainedModel) -> str:
+    """SHA-256 over what decides bits besides the weights: equal bits are promised within one."""
+    chip = (
+        torch.cuda.get_device_name(model.device)
+        if model.device.type == "cuda"
+        else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    )
+    facts = {
+        "attention": attention.NAME,
+        "chip": chip,
+        "device": model.device.type,
+        "dtype": str(model.dtype),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
