@@ -25,6 +25,10 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 NAME = "frozen_prefix"
+# Matrix libraries choose kernels by the number of rows, and small or odd numbers get others, with
+# other roundings. All products run over multiples of this many rows, so that an event's bits do not
+# depend on its batch mates.
+ROW_TILE = 64
 _HIDDEN = -1e30  # finite, so that a row that sees no key has a finite (and weightless) result
 
 
@@ -152,18 +156,22 @@ def _planned_attention(
             q[:, :, rows], k[:, rows], v[:, rows], head, causal=mask is None, mask=mask
         )
     for segment in plan.segments:
-        rows = slice(segment.start, segment.stop)
-        seen = _visible_prefix(segment, plan.positions, head.window, k.shape[1])
+        # Whole tiles, with rows of the neighbours whose results are not used.
+        tiles = slice(segment.start // ROW_TILE * ROW_TILE, -(-segment.stop // ROW_TILE) * ROW_TILE)
+        seen = _visible_prefix(segment, plan.positions, tiles, head.window)
         if seen is None:
             continue
         first, mask = seen
         o1, lse1 = attend(
-            q[:, :, rows],
+            q[:, :, tiles],
             segment.prefix.keys[layer][:, first:],
             segment.prefix.values[layer][:, first:],
             head,
             mask=mask,
         )
+        rows = slice(segment.start, segment.stop)
+        inner = slice(segment.start - tiles.start, segment.stop - tiles.start)
+        o1, lse1 = o1[:, :, inner], lse1[:, :, inner]
         weight = torch.sigmoid(lse2[:, :, rows] - lse1)[..., None]
         o2[:, :, rows] = o1 + weight * (o2[:, :, rows] - o1)
         lse2[:, :, rows] = torch.logaddexp(lse1, lse2[:, :, rows])
@@ -171,10 +179,10 @@ def _planned_attention(
 
 
 def _visible_prefix(
-    segment: Segment, positions: Tensor, window: int | None, rows: int
+    segment: Segment, positions: Tensor, tiles: slice, window: int | None
 ) -> tuple[int, Tensor | None] | None:
-    """First prefix token that a window leaves visible to any row, and the mask where rows
-    differ; None where no row sees the prefix."""
+    """First prefix token that a window leaves visible to any row of the segment, and the mask
+    over `tiles` where rows differ; None where no row sees the prefix."""
     prefix = segment.prefix.keys[0].shape[1]
     if window is None:
         return 0, None
@@ -185,7 +193,7 @@ def _visible_prefix(
     if int(own.max()) - window < first:
         return first, None
     keys = torch.arange(first, prefix, device=own.device)
-    return first, _additive(own[:, None] - keys[None, :] < window)
+    return first, _additive(positions[tiles, None] - keys[None, :] < window)
 
 
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor, head: Head) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,11 @@ from torch import Tensor
 from processor.core.batch import MicroBatch, Suffix
 from processor.core.decision import Provenance, Scores
 from processor.engine import attention
-from processor.engine.attention import EventRows, Plan, Segment
+from processor.engine.attention import ROW_TILE, EventRows, Plan, Segment
 from processor.engine.labels import LabelTrie
 from processor.engine.model import LoadedModel
 from processor.engine.prefix import FrozenPrefix, capture_prefix
 from processor.engine.tokenizer import CompiledPolicy
-
-ROW_TILE = 64  # rows of a pass are filled up to a multiple: few shapes, and equal bits (below)
-_HEAD_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,7 @@ class PrefixScorer:
     """Implements `core.pipeline.Scorer`. Not thread-safe: one thread owns the model.
 
     A pass holds the rows of all its events, one event after the other, filled up with rows of
-    padding to a multiple of `ROW_TILE`: matrix libraries choose their kernels by the number of
-    rows, and small or odd numbers get others, with other roundings.
+    padding to a multiple of `ROW_TILE`.
     """
 
     def __init__(
@@ -167,8 +163,8 @@ def _tree(trie: LabelTrie, suffix: Suffix, model: LoadedModel) -> Tensor | None:
 
 
 def _tiled(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Apply a matrix product to rows filled up to a tile, for the sake of equal bits."""
-    padding = -len(rows) % _HEAD_TILE
+    """Apply a matrix product to rows filled up to a tile."""
+    padding = -len(rows) % ROW_TILE
     return function(torch.nn.functional.pad(rows, (0, 0, 0, padding)))[: len(rows)]
 
 
