@@ -72,6 +72,7 @@ class KafkaSource:
         self._consumer = Consumer(consumer_config(settings), logger=logger)
         self._assigned: dict[TopicPartition, int] = {}  # with the number of the assignment
         self._assignments = 0
+        self._next: dict[TopicPartition, int] = {}  # after the last record handed out, or a seek
         self._seeks: dict[TopicPartition, int] = {}  # not carried out yet
         self._seek_deadline = 0.0
         self._callbacks: tuple[OnPartitions, OnPartitions] | None = None
@@ -97,13 +98,10 @@ class KafkaSource:
             raise ExitProcess(f"poll: {error}") from error
         records = [to_record(m) for m in messages if _is_record(m)]
         doubtful = self._reposition(records, before)
-        return [
-            r
-            for r in records
-            if (p := (r.topic, r.partition)) in self._assigned
-            and p not in self._seeks
-            and p not in doubtful
-        ]
+        ours = self._assigned.keys() - self._seeks.keys() - doubtful
+        handed_out = [r for r in records if (r.topic, r.partition) in ours]
+        self._next.update({(r.topic, r.partition): r.offset + 1 for r in handed_out})
+        return handed_out
 
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset(self._assigned)
@@ -124,6 +122,7 @@ class KafkaSource:
         return {(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
 
     def seek(self, offsets: Offsets) -> None:
+        self._next.update(offsets)
         self._seeks.update(offsets)
         self._seek_deadline = time.monotonic() + SEEK_S
         self._carry_out_seeks()
@@ -132,7 +131,10 @@ class KafkaSource:
         self._consumer.pause(_client_partitions(partitions))
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """The seek to where we are goes nowhere, but wakes the client's thread: it would look at
+        the resumed partitions up to a second later (measured: 0.94 s; with the seek, 0.01 s)."""
         self._consumer.resume(_client_partitions(partitions))
+        self.seek({p: self._next[p] for p in partitions if p in self._next})
 
     def close(self) -> None:
         """Leave the group. A static member sends no leave: it may be back within its session."""
@@ -156,6 +158,7 @@ class KafkaSource:
         finally:
             for partition in removed:
                 self._assigned.pop(partition, None)
+                self._next.pop(partition, None)
                 self._seeks.pop(partition, None)
             consumer.incremental_unassign(partitions)
 
@@ -208,11 +211,17 @@ class KafkaSink:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._producer = self._build()
+        self._open: Producer | None = self._build()
 
     @property
     def transactional_id(self) -> str:
         return self._settings.transactional_id
+
+    @property
+    def _producer(self) -> Producer:
+        if self._open is None:
+            raise ExitProcess("illegal call: the producer is closed")
+        return self._open
 
     def init_transactions(self, timeout_s: float) -> None:
         self._call("init_transactions", self._producer.init_transactions, timeout_s)
@@ -239,13 +248,15 @@ class KafkaSink:
         self._call("abort_transaction", self._producer.abort_transaction, timeout_s)
 
     def rebuild(self) -> None:
-        self._producer.purge(blocking=False)
-        self._producer = self._build()
+        self.close()
+        self._open = self._build()
 
     def close(self) -> None:
         """Not the client's own close: it flushes without a limit of time, and an open transaction
         is ended by the next producer of this id anyway."""
-        self._producer.purge(blocking=False)
+        if self._open is not None:
+            self._open.purge(blocking=False)
+            self._open = None  # the last reference: its threads and connections end with it
 
     def _build(self) -> Producer:
         return Producer(transactional_config(self._settings), logger=logger)

@@ -134,6 +134,7 @@ class KafkaHarness:
     def close(self) -> None:
         for close in reversed(self._closing):
             close()
+        del self._admin, self._producer
 
     def _name(self, kind: str) -> str:
         self._count += 1

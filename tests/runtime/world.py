@@ -91,6 +91,20 @@ class Running:
         self.join()
 
 
+def in_thread(worker: Worker, until: Callable[[], bool] | None = None) -> Running:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run(until)
+        except BaseException as error:
+            errors.append(error)
+
+    running = Running(worker, threading.Thread(target=run, daemon=True), errors)
+    running.thread.start()
+    return running
+
+
 def coordinates(record: Record) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset
 
@@ -151,17 +165,8 @@ class World:
         return Worker(pipeline, source, sink, counters, on_outcome=on_outcome, **options)
 
     def start(self, worker: Worker, until: Callable[[], bool] | None = None) -> Running:
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                worker.run(until)
-            except BaseException as error:
-                errors.append(error)
-
-        running = Running(worker, threading.Thread(target=run, daemon=True), errors)
+        running = in_thread(worker, until)
         self._workers.append(running)
-        running.thread.start()
         return running
 
     def run(self, worker: Worker | None = None) -> None:

@@ -1,0 +1,281 @@
+"""The worker on Apache Kafka: end to end, killed, fenced, rebalanced, rewound."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processor.broker.kafka import KafkaSink, KafkaSource, check_topics, produce_all
+from processor.broker.transaction import GroupMetadata, Offsets
+from processor.config import KafkaSettings
+from processor.core.batch import Budget
+from processor.core.pipeline import Pipeline
+from processor.core.policy import load_policy
+from processor.errors import AbortAndRewind, ConfigError
+from processor.runtime.telemetry import Counters
+from processor.runtime.worker import Worker
+from tests.core.builders import CharTokenizer, write_policy
+from tests.kafka.harness import KafkaHarness
+from tests.runtime.world import Running, SlowScorer, in_thread, inputs, judge
+
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60.0
+
+
+class KafkaWorld:
+    """Topics, a policy and workers on a real broker."""
+
+    def __init__(self, harness: KafkaHarness, folder: Path, partitions: int = 2) -> None:
+        self.harness, self.folder, self.partitions = harness, folder, partitions
+        self.input = harness.topic(partitions)
+        self.output, self.dead = harness.topic(), harness.topic()
+        self.group = harness.group()
+        topics = {"input": self.input, "output": self.output, "dead_letter": self.dead}
+        write_policy(folder, topics=topics)
+        self.policy = load_policy(folder)
+        self.given = 0
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.running: list[Running] = []
+
+    def fill(self, count: int, damaged_every: int = 5) -> None:
+        for n, value in enumerate(inputs(count, damaged_every)):
+            self.harness.append_later(self.input, n % self.partitions, b"%d" % n, value)
+        self.harness.flush()
+        self.given += count
+
+    def settings(self, replica: str = "0", **changes: Any) -> KafkaSettings:
+        return self.harness.settings(self.group, replica, **changes)
+
+    def worker(self, replica: str = "0", sink: KafkaSink | None = None) -> Worker:
+        pipeline = Pipeline([self.policy], CharTokenizer(), SlowScorer(), Budget(200, 8))
+        settings = self.settings(replica)
+        source = KafkaSource(settings, [self.input])
+        return Worker(pipeline, source, sink or KafkaSink(settings), Counters())
+
+    def start(self, worker: Worker) -> Running:
+        running = in_thread(worker)
+        self.running.append(running)
+        return running
+
+    def process(self, **arguments: Any) -> subprocess.Popen[bytes]:
+        settings = self.settings().model_dump(mode="json")
+        text = json.dumps({"settings": settings, "policy": str(self.folder), **arguments})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kafka.worker_process", text],
+            cwd=Path(__file__).parents[2],
+        )
+        self.processes.append(process)
+        return process
+
+    def outcomes(self) -> int:
+        return sum(len(self.harness.read(topic)) for topic in (self.output, self.dead))
+
+    def await_outcomes(self, count: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (seen := self.outcomes()) < count:
+            assert time.monotonic() < deadline, f"{seen} of {count} outcomes"
+            for running in self.running:
+                assert running.errors == []
+            time.sleep(0.1)
+
+    def await_all(self) -> None:
+        self.await_outcomes(self.given)
+
+    def verify(self) -> None:
+        read = self.harness.read
+        judge(read(self.input), read(self.output), read(self.dead))
+        for partition in range(self.partitions):
+            end = self.harness.end_offset(self.input, partition)
+            assert (self.harness.committed(self.group, self.input, partition) or 0) == end
+
+    def close(self) -> None:
+        for running in self.running:
+            running.worker.stop()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for running in self.running:
+            running.thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def world(harness: KafkaHarness, tmp_path: Path) -> Iterator[KafkaWorld]:
+    world = KafkaWorld(harness, tmp_path)
+    yield world
+    world.close()
+
+
+def test_every_record_gets_one_outcome(world: KafkaWorld) -> None:
+    world.fill(500)
+    running = world.start(world.worker())
+    world.await_all()
+    running.stop()
+    world.verify()
+    assert len(world.harness.read(world.dead)) == 100
+
+
+def test_little_load_is_not_kept_waiting(world: KafkaWorld) -> None:
+    running = world.start(world.worker())
+    world.fill(1, damaged_every=0)
+    world.await_all()
+    for n in range(20):
+        world.fill(1, damaged_every=0)
+        world.await_outcomes(n + 2)
+    running.stop()
+    world.verify()
+    latencies = [
+        record.timestamp_ms - json.loads(record.value or b"")["event"]["timestamp_ms"]
+        for record in world.harness.read(world.output)
+    ]
+    assert sorted(latencies)[10] < 100
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        ("begin_transaction", 2),
+        ("produce", 30),
+        ("send_offsets", 2),
+        ("commit_transaction", 2),
+    ],
+)
+def test_killed_and_restarted(world: KafkaWorld, failpoint: tuple[str, int]) -> None:
+    """confluent-kafka-go#1093: killed between sending offsets and the commit, above all."""
+    world.fill(200)
+    first = world.process(failpoint=failpoint)
+    assert first.wait(PATIENCE_S) == -signal.SIGKILL
+    before = world.outcomes()
+    assert before < 200
+    second = world.process()
+    begun = time.monotonic()
+    world.await_outcomes(before + 1)
+    assert time.monotonic() - begun < 15  # no time-out of session or transaction is waited out
+    world.await_all()
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENCE_S) == 0
+    world.verify()
+
+
+def test_killed_from_outside_again_and_again(world: KafkaWorld) -> None:
+    world.fill(600)
+    for least in (50, 150, 250):
+        process = world.process()
+        world.await_outcomes(least)
+        process.kill()
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    process = world.process()
+    world.await_all()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    world.verify()
+
+
+def test_sigterm_in_the_middle(world: KafkaWorld) -> None:
+    world.fill(600)
+    first = world.process()
+    world.await_outcomes(50)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE_S) == 0
+    assert world.outcomes() < 600
+    world.process()
+    world.await_all()
+    world.verify()
+
+
+def test_stopped_longer_than_its_transaction_may_take(world: KafkaWorld) -> None:
+    """SIGSTOP past the session time-out: another member of the group takes over, and the sleeper
+    that wakes up publishes nothing of what it held (librdkafka#3297)."""
+    world.fill(600)
+    first = world.process()
+    world.await_outcomes(50)
+    first.send_signal(signal.SIGSTOP)
+    second = world.start(world.worker("1"))
+    world.await_all()
+    first.send_signal(signal.SIGCONT)
+    world.fill(50)
+    world.await_all()
+    second.stop()
+    world.verify()
+
+
+def test_a_twin_with_our_id_fences_us_and_we_take_it_back(world: KafkaWorld) -> None:
+    world.fill(300)
+    worker = world.worker()
+    running = world.start(worker)
+    world.await_outcomes(30)
+    twin = KafkaSink(world.settings())
+    twin.init_transactions(10)
+    world.fill(100)
+    world.await_all()
+    running.stop()
+    world.verify()
+    assert worker._counters.snapshot().rebuilds >= 1
+
+
+def test_members_come_and_go(harness: KafkaHarness, tmp_path: Path) -> None:
+    """faust#323, librdkafka#4059: rebalances under load, with static members that time out."""
+    world = KafkaWorld(harness, tmp_path, partitions=4)
+    world.fill(800)
+    first = world.start(world.worker("0"))
+    world.await_outcomes(40)
+    second = world.start(world.worker("1"))
+    world.fill(400)
+    world.await_outcomes(600)
+    first.stop()  # static: its partitions wait for its session to end
+    world.fill(100)
+    world.await_all()
+    second.stop()
+    world.verify()
+    assert second.worker._counters.snapshot().decisions > 0
+
+
+class FickleSink(KafkaSink):
+    """Asks for an abort every other time, right before the commit."""
+
+    calls = 0
+
+    def send_offsets(self, offsets: Offsets, group: GroupMetadata, timeout_s: float) -> None:
+        super().send_offsets(offsets, group, timeout_s)
+        self.calls += 1
+        if self.calls < 200 and self.calls % 2:
+            raise AbortAndRewind("for the rewind")
+
+
+def test_a_hundred_rewinds_lose_nothing(harness: KafkaHarness, tmp_path: Path) -> None:
+    """confluent-kafka-python#1443: records lost after a seek."""
+    world = KafkaWorld(harness, tmp_path, partitions=4)
+    sink = FickleSink(world.settings())
+    running = world.start(world.worker(sink=sink))
+    while sink.calls < 200:
+        world.fill(200)
+        world.await_outcomes(world.given - 100)
+    world.await_all()
+    running.stop()
+    world.verify()
+    assert running.worker._counters.snapshot().aborts == 100
+
+
+def test_generate_and_check(world: KafkaWorld) -> None:
+    settings = world.settings()
+    records = [(b"%d" % n, value, (("n", b"%d" % n),)) for n, value in enumerate(inputs(50))]
+    assert produce_all(settings, world.input, records) == 50
+    read = world.harness.read(world.input)
+    assert sorted(r.headers for r in read) == sorted(headers for _, _, headers in records)
+    check_topics(settings, [world.input, world.output])
+    with pytest.raises(ConfigError, match="none-1, none-2"):
+        check_topics(settings, ["none-2", world.input, "none-1"])
+
+
+def test_no_broker_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("processor.broker.kafka.CONNECT_S", 0.5)
+    with pytest.raises(ConfigError, match="bootstrap_servers = 'localhost:1'"):
+        check_topics(KafkaSettings(bootstrap_servers="localhost:1"), ["t"])

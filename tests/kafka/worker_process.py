@@ -1,0 +1,54 @@
+"""A worker as a process of its own, to be killed: `python -m tests.kafka.worker_process JSON`.
+
+The argument holds the settings of the client, the policy's folder, and optionally a failpoint: the
+name of a call of the sink, and how often it succeeds before the process kills itself right after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from processor.broker.kafka import KafkaSink, KafkaSource
+from processor.config import KafkaSettings
+from processor.core.batch import Budget
+from processor.core.pipeline import Pipeline
+from processor.core.policy import load_policy
+from processor.runtime.telemetry import Counters
+from processor.runtime.worker import Worker, install_signal_handlers
+from tests.core.builders import CharTokenizer
+from tests.runtime.world import SlowScorer
+
+
+class SuicidalSink(KafkaSink):
+    failpoint: str | None = None
+    left = 0
+
+    def _call(self, name: str, *args: Any) -> None:
+        super()._call(name, *args)
+        if name == self.failpoint:
+            if self.left == 0:
+                self._producer.poll(0.05)  # let what was produced get out
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.left -= 1
+
+
+def main() -> None:
+    arguments = json.loads(sys.argv[1])
+    settings = KafkaSettings(**arguments["settings"])
+    policy = load_policy(Path(arguments["policy"]))
+    pipeline = Pipeline([policy], CharTokenizer(), SlowScorer(seconds=0.005), Budget(200, 8))
+    sink = SuicidalSink(settings)
+    sink.failpoint, sink.left = arguments.get("failpoint", (None, 0))
+    source = KafkaSource(settings, [policy.spec.topics.input])
+    worker = Worker(pipeline, source, sink, Counters())
+    install_signal_handlers(worker)
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()
