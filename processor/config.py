@@ -125,7 +125,7 @@ class ModelSettings(_Section):
 class BatchSettings(_Section):
     """The most that one forward pass takes."""
 
-    max_rows: Annotated[int, Field(ge=1, description="suffix tokens and label rows")] = 4096
+    max_rows: Annotated[int, Field(ge=1, description="the longest event must fit")] = 2048
     max_events: Annotated[int, Field(ge=1)] = 32
 
 

@@ -43,7 +43,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "cache_dir": "/cache/processor",
             "threads": 0,
         },
-        "batch": {"max_rows": 4096, "max_events": 32},
+        "batch": {"max_rows": 2048, "max_events": 32},
         "kafka": {
             "bootstrap_servers": "localhost:9092",
             "group": "processor",

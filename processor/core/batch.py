@@ -32,7 +32,7 @@ class MicroBatch:
 class Budget:
     """The most that one forward pass takes. `max_rows` counts suffix tokens and label rows."""
 
-    max_rows: int = 4096
+    max_rows: int = 2048
     max_events: int = 32
 
 

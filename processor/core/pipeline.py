@@ -82,7 +82,7 @@ class Pipeline:
             rows = self.tokenizer.rows(policy.name, len(ids))
             if rows > self.budget.max_rows:
                 most = self.budget.max_rows
-                raise RejectRecord("too_long", f"takes {rows} rows, a micro-batch holds {most}")
+                raise RejectRecord("too_long", f"{rows} rows, batch.max_rows is {most}")
         except RejectRecord as error:
             return reject(record, error, policy)
         return Prepared(record, policy, Suffix(policy.name, ids), rows)

@@ -1,0 +1,295 @@
+"""The command line: arguments to objects. The only place that puts the parts together.
+
+Exit status: 0 done; 1 stopped by an error that a restart may mend; 2 a setting, policy or argument
+is wrong and nothing was started; 3 the event was rejected (`score`) or a policy check warned under
+`--strict`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import orjson
+import typer
+
+from processor import console
+from processor.core.batch import Budget
+from processor.core.decision import Decision
+from processor.core.event import Record
+from processor.core.policy import load_policy
+from processor.errors import ConfigError, ConfigErrors, ProcessorError
+from processor.wiring import load_engine, load_pipeline, policy_folders, read_settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Score Kafka events with a language model against a frozen prefix, exactly once.",
+)
+policy_app = typer.Typer(no_args_is_help=True, help="Look at policies.")
+app.add_typer(policy_app, name="policy")
+
+POLICIES = Path("policies")
+
+SettingsFile = Annotated[
+    Path | None, typer.Option("--settings", "-s", help="settings file (YAML); see schemas/")
+]
+Folders = Annotated[list[Path], typer.Argument(help="policy folders")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="smollm2, a hub id, a folder or a .gguf file")
+]
+
+
+def main() -> None:
+    """Entry point: every error that is raised on purpose is one line, and an exit status."""
+    logging.basicConfig(level=os.environ.get("LOG_LEVEL", "INFO"), stream=sys.stderr)
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except (ConfigError, ConfigErrors) as error:
+        console.errors.print(str(error), style="bold red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except ProcessorError as error:
+        console.errors.print(str(error), style="bold red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def demo(
+    policies: Annotated[Path, typer.Option(help="folder of policy folders")] = POLICIES,
+    json: Annotated[Path | None, typer.Option(help="also write the result to this file")] = None,
+    seed: Annotated[int, typer.Option(help="order of events, and which are damaged")] = 1,
+    scale: Annotated[float, typer.Option(min=0.01, help="share of the usual events")] = 1.0,
+    settings: SettingsFile = None,
+    model: Model = None,
+) -> None:
+    """Score labelled events of every example policy on this machine: no Kafka, no GPU."""
+    from processor.demo import show
+    from processor.runtime.telemetry import Counters
+    from processor.runtime.worker import Worker, install_signal_handlers
+
+    chosen = read_settings(settings, model)
+    loaded = [load_policy(folder) for folder in policy_folders(policies)]
+    staged = show.stage(loaded, seed, scale)
+    pipeline, note = load_pipeline(chosen, loaded)
+    pipeline.budget = Budget(max_events=show.BATCH_EVENTS)
+    console.errors.print(f"{chosen.model.source}: {note}", highlight=False)
+    counters, topics = Counters(), [p.spec.topics.input for p in loaded]
+    source = staged.broker.source(show.GROUP, "demo-0", topics)
+    worker = Worker(pipeline, source, staged.broker.sink("demo-0"), counters)
+    restore = install_signal_handlers(worker)
+    begun = time.monotonic()
+
+    def done() -> bool:
+        snapshot = counters.snapshot()
+        return snapshot.decisions + sum(snapshot.rejections.values()) >= staged.records
+
+    names = [policy.name for policy in loaded]
+
+    def view() -> object:
+        seconds = time.monotonic() - begun
+        return console.live_view(counters.snapshot(), staged.records, seconds, names)
+
+    with console.live(view):
+        worker.run(until=done)
+    seconds = time.monotonic() - begun
+    restore()
+    result = show.summary(staged, loaded, counters.snapshot(), seconds)
+    console.print_demo(result)
+    if json is not None:
+        json.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
+    if result["lost"] or result["doubled"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(settings: SettingsFile = None) -> None:
+    """Consume the policies' input topics and publish decisions, until SIGTERM."""
+    from processor.broker.kafka import KafkaSink, KafkaSource, check_topics
+    from processor.runtime.telemetry import Counters
+    from processor.runtime.worker import Worker, install_signal_handlers
+
+    chosen = read_settings(settings)
+    if not chosen.policies:
+        where = str(settings or "environment")
+        raise ConfigError(where, "policies", [], "name at least one policy folder")
+    loaded = [load_policy(folder) for folder in chosen.policies]
+    topics = [t for p in loaded for t in p.spec.topics.model_dump().values()]
+    check_topics(chosen.kafka, topics)
+    pipeline, note = load_pipeline(chosen, loaded)
+    worker = Worker(
+        pipeline,
+        KafkaSource(chosen.kafka, [p.spec.topics.input for p in loaded]),
+        KafkaSink(chosen.kafka),
+        Counters(),
+        drain_s=chosen.runtime.drain_s,
+        publish_s=chosen.kafka.publish_timeout_ms / 1000,
+    )
+    install_signal_handlers(worker)
+    console.errors.print(
+        f"ready: {', '.join(p.name for p in loaded)}; {chosen.model.source}, {note}",
+        highlight=False,
+    )
+    worker.run()
+
+
+@app.command()
+def generate(
+    stream: Annotated[str, typer.Argument(help="orders or telemetry")],
+    to: Annotated[
+        str,
+        typer.Option(help="- for standard output, a file, or topic:NAME of the settings' Kafka"),
+    ] = "-",
+    count: Annotated[int | None, typer.Option(min=1, help="default: until stopped")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="events per second; 0: no limit")] = 0.0,
+    seed: Annotated[int, typer.Option()] = 1,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="write {key, event, label} instead of the event")
+    ] = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Write a synthetic, seeded stream of events: JSON lines, or records of a topic."""
+    from processor.demo.sinks import STREAMS, write_events
+
+    if stream not in STREAMS:
+        raise ConfigError("generate", "STREAM", stream, f"use one of: {', '.join(STREAMS)}")
+    kafka = read_settings(settings).kafka if to.startswith("topic:") else None
+    write_events(STREAMS[stream](seed), to, count, rate, labels, kafka)
+
+
+@app.command()
+def score(
+    policy: Annotated[Path, typer.Argument(help="policy folder")],
+    event: Annotated[
+        str, typer.Argument(help="file with one event, or - for standard input")
+    ] = "-",
+    json: Json = False,
+    key: Annotated[str | None, typer.Option(help="record key")] = None,
+    settings: SettingsFile = None,
+    model: Model = None,
+) -> None:
+    """Score one event: its decision (exit 0) or its rejection (exit 3)."""
+    loaded = load_policy(policy)
+    value = _read_event(event)
+    pipeline, _ = load_pipeline(read_settings(settings, model), [loaded])
+    record = Record(loaded.spec.topics.input, 0, 0, key.encode() if key else None, value)
+    [outcome] = pipeline.run([record], time.perf_counter)
+    if json:
+        print(outcome.model_dump_json(indent=2))
+    elif isinstance(outcome, Decision):
+        console.output.print(console.decision_table(outcome))
+    else:
+        console.output.print(f"rejected: {outcome.reason}: {outcome.detail}", markup=False)
+    if not isinstance(outcome, Decision):
+        raise typer.Exit(3)
+
+
+@app.command()
+def schema(
+    write: Annotated[Path | None, typer.Option(help="write all schemas to this folder")] = None,
+    check: Annotated[Path | None, typer.Option(help="compare with this folder; exit 1")] = None,
+    name: Annotated[str | None, typer.Argument(help="print one: decision, policy, ...")] = None,
+) -> None:
+    """Print, write or compare the published JSON Schemas."""
+    from processor.schema import outdated_schemas, published_schemas, write_schemas
+
+    if write:
+        write_schemas(write)
+    elif check:
+        if outdated := outdated_schemas(check):
+            console.errors.print(f"outdated: {', '.join(outdated)}; run `processor schema --write`")
+            raise typer.Exit(1)
+    else:
+        schemas = published_schemas()
+        if name is not None and name not in schemas:
+            raise ConfigError("schema", "NAME", name, f"use one of: {', '.join(schemas)}")
+        console.print_json(schemas[name] if name else schemas)
+
+
+@policy_app.command("check")
+def policy_check(
+    folders: Folders,
+    json: Json = False,
+    strict: Annotated[bool, typer.Option(help="exit 3 on warnings")] = False,
+    samples: Annotated[int, typer.Option(min=0, help="events to measure label mass on")] = 8,
+    settings: SettingsFile = None,
+    model: Model = None,
+) -> None:
+    """Check policies against a model: files, labels, prefix boundary, and label mass."""
+    from processor.demo.samples import read_samples
+    from processor.engine.check import check_policy
+
+    loaded = [load_policy(folder) for folder in folders]
+    tokenizer, scorer, _ = load_engine(read_settings(settings, model).model, loaded)
+    reports = [
+        check_policy(
+            policy,
+            tokenizer,
+            scorer,
+            [item.event for item in read_samples(policy.path.parent, samples)],
+        )
+        for policy in loaded
+    ]
+    if json:
+        console.print_json([asdict(report) for report in reports])
+    else:
+        console.print_reports(reports)
+    if strict and any(report.warnings for report in reports):
+        raise typer.Exit(3)
+
+
+@policy_app.command("warm")
+def policy_warm(
+    folders: Folders, json: Json = False, settings: SettingsFile = None, model: Model = None
+) -> None:
+    """Download or convert the model, capture every prefix once, and say what it takes."""
+    loaded = [load_policy(folder) for folder in folders]
+    begun = time.perf_counter()
+    _, scorer, note = load_engine(read_settings(settings, model).model, loaded)
+    seconds = time.perf_counter() - begun
+    rows = [
+        {
+            "policy": policy.name,
+            "prefix_tokens": len(scorer.prefix(policy.name)),
+            "prefix_bytes": scorer.prefix(policy.name).nbytes,
+            "intact": scorer.prefix(policy.name).check_integrity(),
+        }
+        for policy in loaded
+    ]
+    if json:
+        console.print_json({"seconds": seconds, "dtype": note, "policies": rows})
+        return
+    title = f"warm in {seconds:.1f} s, {note}"
+    console.output.print(console.table(title, list(rows[0]), [list(row.values()) for row in rows]))
+
+
+def _read_event(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError("score", "EVENT", name, error.strerror or "cannot be read") from None
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    console.errors.print(f"warning: {message}", style="yellow", markup=False)
+
+
+if __name__ == "__main__":
+    main()

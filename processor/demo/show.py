@@ -1,0 +1,200 @@
+"""The demo: five policies, one model, an in-process broker, and an audit of what came out.
+
+Everything but the broker is what `processor run` uses: the same pipeline, engine and worker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from random import Random
+from statistics import mean
+from typing import Any, Literal
+
+import orjson
+from sklearn.metrics import roc_auc_score
+
+from processor.broker.memory import MemoryBroker
+from processor.core.decision import REJECTION_HEADER, Decision, Rejection
+from processor.core.policy import Policy
+from processor.demo.damage import DAMAGES
+from processor.demo.generate import Labelled, orders
+from processor.demo.samples import read_samples
+from processor.runtime.telemetry import Snapshot
+
+DAMAGED_SHARE = 0.05
+PARTITIONS = 2
+GROUP = "demo"
+BATCH_EVENTS = 8  # small micro-batches: a CPU gains little from larger ones, and the eye loses
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """How many events of a policy the demo shows, and how they are judged. `positive`: the label
+    whose score is ranked for an AUC."""
+
+    events: int
+    metric: Literal["auc", "accuracy"] = "accuracy"
+    positive: str | None = None
+
+
+# The slower a policy's events, the fewer: a chip without fast bf16 has three minutes for all.
+SCENES: Mapping[str, Scene] = {
+    "messages": Scene(120, "auc", "fraud"),
+    "telemetry": Scene(100, "auc", "alarm"),
+    "routes": Scene(80),
+    "orders": Scene(40),
+    "tools": Scene(24),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The demo's input: `truth` gives the label of each undamaged record, by coordinates."""
+
+    broker: MemoryBroker
+    records: int
+    truth: Mapping[tuple[str, int, int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    events: int
+    prefix_tokens: int
+    suffix_tokens_mean: float
+    metric: str
+    value: float | None  # None: nothing to measure it on, or one class only
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a read_committed reader of all output topics finds."""
+
+    decisions: int
+    rejections: int
+    lost: int
+    doubled: int
+    reasons: Mapping[str, int]
+    policies: Mapping[str, PolicyResult]
+
+
+def stage(policies: Sequence[Policy], seed: int, scale: float = 1.0) -> Staged:
+    """Fill an in-process broker with labelled events, a twentieth of them damaged."""
+    broker, rng = MemoryBroker(), Random(seed)
+    queue: list[tuple[Policy, Labelled]] = []
+    for policy in policies:
+        for topic in (policy.spec.topics.output, policy.spec.topics.dead_letter):
+            broker.create_topic(topic, PARTITIONS)
+        broker.create_topic(policy.spec.topics.input, PARTITIONS)
+        queue += [(policy, item) for item in _events(policy, seed, scale)]
+    rng.shuffle(queue)
+    damages = _damages(len(queue), rng)
+    truth = {}
+    for place, (policy, item) in enumerate(queue):
+        topic = policy.spec.topics.input
+        value = orjson.dumps(item.event)
+        damage = damages.get(place)
+        sent = DAMAGES[damage](value) if damage else value
+        record = broker.append(topic, None, item.key.encode(), sent)
+        if damage is None:
+            truth[topic, record.partition, record.offset] = item.label
+    return Staged(broker, len(queue), truth)
+
+
+def audit(staged: Staged, policies: Sequence[Policy]) -> Audit:
+    """Compare the input with what was committed, record by record."""
+    outcomes: Counter[tuple[str, int, int]] = Counter()
+    reasons: Counter[str] = Counter()
+    results: dict[str, PolicyResult] = {}
+    decided = 0
+    for policy in policies:
+        decisions = [
+            Decision.model_validate_json(record.value or b"")
+            for record in staged.broker.read(policy.spec.topics.output)
+        ]
+        decided += len(decisions)
+        outcomes.update((d.event.topic, d.event.partition, d.event.offset) for d in decisions)
+        for letter in staged.broker.read(policy.spec.topics.dead_letter):
+            rejection = Rejection.model_validate_json(dict(letter.headers)[REJECTION_HEADER] or b"")
+            event = rejection.event
+            outcomes[event.topic, event.partition, event.offset] += 1
+            reasons[rejection.reason] += 1
+        results[policy.name] = _judge(policy, decisions, staged.truth)
+    sent = {
+        (record.topic, record.partition, record.offset)
+        for policy in policies
+        for record in staged.broker.read(policy.spec.topics.input)
+    }
+    return Audit(
+        decisions=decided,
+        rejections=sum(reasons.values()),
+        lost=len(sent - outcomes.keys()),
+        doubled=sum(outcomes.values()) - len(outcomes),
+        reasons=reasons,
+        policies=results,
+    )
+
+
+def _events(policy: Policy, seed: int, scale: float) -> list[Labelled]:
+    scene = SCENES.get(policy.name, Scene(20))
+    wanted = max(1, round(scene.events * scale))
+    if policy.name == "orders":  # synthetic, so there are as many as one likes
+        return list(islice(orders(seed), wanted))
+    samples = read_samples(policy.path.parent)
+    Random(seed).shuffle(samples)
+    return samples[:wanted]
+
+
+def _damages(events: int, rng: Random) -> dict[int, str]:
+    """Which places are damaged, and how: each kind at least once where there is room."""
+    share = max(round(events * DAMAGED_SHARE), min(len(DAMAGES), events))
+    return dict(zip(rng.sample(range(events), share), cycle(DAMAGES), strict=False))
+
+
+def _judge(
+    policy: Policy, decisions: Sequence[Decision], truth: Mapping[tuple[str, int, int], str]
+) -> PolicyResult:
+    """Over the undamaged events; a damage that an event schema lets pass is not judged."""
+    scene = SCENES.get(policy.name, Scene(20))
+    known = [(d, truth.get((d.event.topic, d.event.partition, d.event.offset))) for d in decisions]
+    judged = [(d, label) for d, label in known if label is not None]
+    return PolicyResult(
+        events=len(decisions),
+        prefix_tokens=decisions[0].prefix_tokens if decisions else 0,
+        suffix_tokens_mean=mean(d.suffix_tokens for d in decisions) if decisions else 0.0,
+        metric=scene.metric,
+        value=_value(scene, judged),
+    )
+
+
+def _value(scene: Scene, judged: Sequence[tuple[Decision, str]]) -> float | None:
+    if scene.positive is None:
+        return mean(d.label == label for d, label in judged) if judged else None
+    positive = scene.positive
+    is_positive = [label == positive for _, label in judged]
+    if len(set(is_positive)) < 2:
+        return None
+    return float(roc_auc_score(is_positive, [d.scores[positive] for d, _ in judged]))
+
+
+def summary(
+    staged: Staged, policies: Sequence[Policy], snapshot: Snapshot, seconds: float
+) -> dict[str, Any]:
+    """The result for machines. `prompt_tokens_saved` is the share of all prompt tokens that no
+    pass computed; the one capture of each prefix counts as computed."""
+    found = audit(staged, policies)
+    captured = sum(result.prefix_tokens for result in found.policies.values())
+    prompts = snapshot.tokens_saved + snapshot.tokens_computed
+    return {
+        "records": staged.records,
+        "decisions": found.decisions,
+        "rejections": found.rejections,
+        "lost": found.lost,
+        "doubled": found.doubled,
+        "seconds": seconds,
+        "events_per_s": staged.records / seconds,
+        "prompt_tokens_saved": 1 - (snapshot.tokens_computed + captured) / prompts,
+        "policies": {name: asdict(result) for name, result in found.policies.items()},
+    }

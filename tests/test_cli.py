@@ -1,0 +1,200 @@
+"""The commands, in process, over a tiny model on disk and small policies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+import yaml
+
+from processor import cli
+from processor.demo.generate import orders
+from tests.engine.conftest import PREFIX
+from tests.engine.tiny import tiny_model, tiny_tokenizer
+
+SCHEMAS = Path(__file__).parent.parent / "schemas"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("llama").model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two policies with samples, named unlike the example policies."""
+    parent = tmp_path_factory.mktemp("policies")
+    for name, labels in (("mail", ["ok", "fraud"]), ("desk", ["events.find", "events.buy", "ok"])):
+        folder = parent / name
+        folder.mkdir()
+        (folder / "prefix.md").write_text(PREFIX)
+        schema = {
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+            "additionalProperties": False,
+        }
+        (folder / "schema.json").write_text(json.dumps(schema))
+        spec = {
+            "name": name,
+            "version": "7",
+            "prompt": {"lead": "Order: ", "cue": "Decision:"},
+            "event": {"schema": "schema.json", "fields": ["text"]},
+            "labels": labels,
+            "topics": {"input": name, "output": f"{name}.out", "dead_letter": f"{name}.dlq"},
+        }
+        (folder / "policy.yaml").write_text(yaml.safe_dump(spec))
+        lines = [
+            orjson.dumps({"key": str(n), "event": {"text": f"see you {n}"}, "label": labels[n % 2]})
+            for n in range(30)
+        ]
+        (folder / "sample.jsonl").write_bytes(b"\n".join(lines))
+    return parent
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path) -> Run:
+    """`run("score", ...)`: exit status, standard output, standard error."""
+    monkeypatch.setenv("PROCESSOR_MODEL__SOURCE", str(model))
+    monkeypatch.setenv("PROCESSOR_MODEL__DTYPE", "float32")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["processor", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_score_prints_the_published_decision(run: Run, policies: Path, tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    event.write_text('{"text":"hello"}')
+    status, out, _ = run("score", policies / "mail", event, "--json", "--key", "k1")
+    decision = json.loads(out)
+    assert status == 0
+    jsonschema_rs.validate(json.loads((SCHEMAS / "decision.json").read_text()), decision)
+    assert decision["label"] in ("ok", "fraud")
+    assert sum(decision["scores"].values()) == pytest.approx(1)
+    assert decision["event"]["key"] == "k1"
+    assert (decision["policy"]["name"], decision["policy"]["version"]) == ("mail", "7")
+    _, again, _ = run("score", policies / "mail", event, "--json")
+    assert json.loads(again)["scores"] == decision["scores"]  # every bit, in another run
+    status, table, _ = run("score", policies / "mail", event)
+    assert status == 0
+    assert decision["label"] in table
+    assert "margin" in table
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", "empty_payload"),
+        (b'{"text":NaN}', "not_finite"),
+        (b'{"text":"a","text":"b"}', "duplicate_key"),
+        (b'{"text":1}', "schema"),
+        (b"\xff", "not_utf8"),
+    ],
+)
+def test_score_rejects(value: bytes, reason: str, run: Run, policies: Path, tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    event.write_bytes(value)
+    status, out, _ = run("score", policies / "mail", event, "--json")
+    rejection = json.loads(out)
+    assert status == 3
+    assert rejection["reason"] == reason
+    jsonschema_rs.validate(json.loads((SCHEMAS / "rejection.json").read_text()), rejection)
+
+
+def test_demo_accounts_for_every_record(run: Run, policies: Path, tmp_path: Path) -> None:
+    file = tmp_path / "demo.json"
+    status, out, _ = run("demo", "--policies", policies, "--json", file)
+    result: dict[str, Any] = json.loads(file.read_text())
+    assert status == 0
+    assert result["lost"] == result["doubled"] == 0
+    assert result["records"] == result["decisions"] + result["rejections"] == 40
+    assert result["rejections"] >= 13  # each kind of damage once
+    assert set(result["policies"]) == {"desk", "mail"}
+    mail = result["policies"]["mail"]
+    assert mail["metric"] == "accuracy"
+    assert 0 <= mail["value"] <= 1
+    prompts = sum(
+        p["events"] * (p["prefix_tokens"] + p["suffix_tokens_mean"])
+        for p in result["policies"].values()
+    )
+    computed = sum(
+        p["prefix_tokens"] + p["events"] * p["suffix_tokens_mean"]
+        for p in result["policies"].values()
+    )
+    assert result["prompt_tokens_saved"] == pytest.approx(1 - computed / prompts)
+    assert "0 lost, 0 doubled" in out.replace("\n", " ")
+
+
+def test_policy_check_and_warm(run: Run, policies: Path) -> None:
+    status, out, _ = run("policy", "check", policies / "mail", policies / "desk", "--json")
+    mail, desk = json.loads(out)
+    assert status == 0
+    assert mail["samples"] == 8
+    assert 0 < mail["label_mass"] < 1
+    assert (mail["label_rows"], desk["labels"]) == (0, 3)
+    assert desk["label_rows"] >= 1  # "events." is shared, and branches
+    low = mail["label_mass"] < 0.5
+    assert bool(mail["warnings"]) == low
+    status, _, err = run("policy", "check", policies / "mail", "--strict")
+    assert status == (3 if low else 0)
+    assert ("label mass" in err) == low
+    status, out, _ = run("policy", "warm", policies / "mail", "--json")
+    assert status == 0
+    assert json.loads(out)["policies"][0]["intact"] is True
+
+
+def test_generate_is_seeded_and_complete(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    assert run("generate", "orders", "--count", "5", "--seed", "9", "--to", file)[0] == 0
+    stream = orders(9)
+    expected = [next(stream).event for _ in range(5)]
+    assert [orjson.loads(line) for line in file.read_bytes().splitlines()] == expected
+    assert run("generate", "telemetry", "--count", "3", "--labels", "--to", file)[0] == 0
+    assert set(orjson.loads(file.read_bytes().splitlines()[0])) == {"key", "event", "label"}
+
+
+def test_schema_is_what_the_repository_holds(run: Run, tmp_path: Path) -> None:
+    assert run("schema", "--check", SCHEMAS)[0] == 0
+    status, _, err = run("schema", "--check", tmp_path)
+    assert status == 1
+    assert "outdated" in err
+    assert json.loads(run("schema", "decision")[1])["title"] == "Decision"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("score", "nowhere"), ("nowhere", "no such file")),
+        (("score", "{policies}/mail", "nowhere.json"), ("EVENT", "nowhere.json")),
+        (("generate", "weather"), ("STREAM", "weather", "orders, telemetry")),
+        (("schema", "weather"), ("NAME", "weather", "decision")),
+        (("run",), ("policies", "at least one")),
+        (("demo", "--policies", "nowhere"), ("--policies", "nowhere")),
+        (("policy", "check", "{policies}/mail", "--model", "no/such.gguf"), ("model.source",)),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(
+    arguments: tuple[str, ...], parts: tuple[str, ...], run: Run, policies: Path
+) -> None:
+    status, out, err = run(*(a.format(policies=policies) for a in arguments))
+    assert status == 2
+    assert not out
+    assert len(err.strip().splitlines()) == 1
+    assert all(part in err for part in parts)
