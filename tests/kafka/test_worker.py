@@ -66,8 +66,10 @@ class KafkaWorld:
         self.running.append(running)
         return running
 
-    def process(self, **arguments: Any) -> subprocess.Popen[bytes]:
-        settings = self.settings().model_dump(mode="json")
+    def process(
+        self, changes: dict[str, Any] | None = None, **arguments: Any
+    ) -> subprocess.Popen[bytes]:
+        settings = self.settings(**changes or {}).model_dump(mode="json")
         text = json.dumps({"settings": settings, "policy": str(self.folder), **arguments})
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.kafka.worker_process", text],
@@ -166,8 +168,8 @@ def test_killed_and_restarted(world: KafkaWorld, failpoint: tuple[str, int]) -> 
 
 
 def test_killed_from_outside_again_and_again(world: KafkaWorld) -> None:
-    world.fill(600)
-    for least in (50, 150, 250):
+    world.fill(1000)
+    for least in (50, 250, 450):
         process = world.process()
         world.await_outcomes(least)
         process.kill()
@@ -192,10 +194,10 @@ def test_sigterm_in_the_middle(world: KafkaWorld) -> None:
 
 
 def test_stopped_longer_than_its_transaction_may_take(world: KafkaWorld) -> None:
-    """SIGSTOP past the session time-out: another member of the group takes over, and the sleeper
-    that wakes up publishes nothing of what it held (librdkafka#3297)."""
+    """SIGSTOP past the time-outs of session and transaction: another member takes over, and the
+    sleeper that wakes up publishes nothing of what it held (librdkafka#3297)."""
     world.fill(600)
-    first = world.process()
+    first = world.process({"transaction_timeout_ms": 6000, "publish_timeout_ms": 3000})
     world.await_outcomes(50)
     first.send_signal(signal.SIGSTOP)
     second = world.start(world.worker("1"))

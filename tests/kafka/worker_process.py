@@ -41,7 +41,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[1])
     settings = KafkaSettings(**arguments["settings"])
     policy = load_policy(Path(arguments["policy"]))
-    pipeline = Pipeline([policy], CharTokenizer(), SlowScorer(seconds=0.005), Budget(200, 8))
+    pipeline = Pipeline([policy], CharTokenizer(), SlowScorer(seconds=0.05), Budget(200, 8))
     sink = SuicidalSink(settings)
     sink.failpoint, sink.left = arguments.get("failpoint", (None, 0))
     source = KafkaSource(settings, [policy.spec.topics.input])

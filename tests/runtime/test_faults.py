@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from processor.broker.memory import Call
+from processor.broker.memory_clients import MemorySource
+from processor.broker.transaction import Offsets
 from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
 from processor.runtime.patience import Patience
 from processor.runtime.telemetry import Counters
@@ -223,6 +225,44 @@ def test_what_is_finished_is_published_before_it_is_given_away(
     assert sum(map(len, theirs.batches)) == (0 if error is None else 4)
 
 
+def test_expelled_with_results_in_hand(world: World) -> None:
+    """One poll says that all is lost, joins again and brings the first records of the new
+    assignment; the refused publication of the old one must not cost them."""
+    scorer = LengthScorer()
+    world.fill(8, damaged_every=0)
+
+    def expel() -> None:
+        await_(lambda: len(scorer.batches) == 2)
+        time.sleep(0.05)  # the second one is on its way into the hands of the other thread
+        world.broker.expel(GROUP, "a")
+
+    world.broker.faults.hook("poll", expel, skip=1)
+    world.run(world.worker(scorer=scorer))
+    world.verify()
+    world.verify_observed()
+    assert world.counters.snapshot().aborts == 1
+
+
+@pytest.mark.parametrize("error", [ExitProcess("denied"), ValueError("of no known kind")])
+def test_other_errors_inside_a_revocation_exit_too(world: World, error: Exception) -> None:
+    scorer = LengthScorer()
+    world.fill(8, damaged_every=0)
+
+    def rebalance() -> None:
+        await_(lambda: len(scorer.batches) == 2)
+        time.sleep(0.05)
+        world.broker.faults.push("begin", error)
+        # The rebalance comes from the other's join, so that this member may still publish.
+        other = world.broker.source(GROUP, "b", ["in"])
+        other.open(lambda _: None, lambda _: None)
+        other.poll(1, 0)
+
+    world.broker.faults.hook("poll", rebalance, skip=1)
+    with pytest.raises(type(error), match=str(error)):
+        world.run(world.worker(scorer=scorer))
+    assert world.broker.read("out") == []
+
+
 def test_trouble_that_stays_ends_the_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(Patience, "LONGEST_WAIT_S", 0.01)
@@ -241,17 +281,20 @@ def test_a_start_without_an_answer_ends_the_process(world: World) -> None:
         world.start(world.worker(publish_s=0.05)).join()
 
 
+class ForgetfulSource(MemorySource):
+    """Goes back to the record after the one that it is told."""
+
+    def seek(self, offsets: Offsets) -> None:
+        super().seek({partition: offset + 1 for partition, offset in offsets.items()})
+
+
 def test_a_rewind_that_loses_records_is_noticed(world: World) -> None:
     """confluent-kafka-python#1443: the client skips what it was told to fetch again."""
-    worker = world.worker()
-    seek = worker._source.seek
-    worker._source.seek = lambda offsets: seek(  # type: ignore[method-assign]
-        {p: o + 1 for p, o in offsets.items()}
-    )
+    source = ForgetfulSource(world.broker, GROUP, "a", frozenset(["in"]), True, "earliest")
     world.broker.faults.push("commit", AbortAndRewind("no"))
     world.fill(damaged_every=0)
     with pytest.raises(ExitProcess, match="records are missing"):
-        world.run(worker)
+        world.run(world.worker(source=source))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -128,10 +128,7 @@ def test_back_pressure_pauses_and_polls_on(world: World) -> None:
     scorer = GatedScorer()
     world.fill(400, damaged_every=0)
     source = CountingSource(world.broker, GROUP, "a", frozenset(["in"]), True, "earliest")
-    worker = world.worker(scorer=scorer)
-    worker._source = source
-    worker._transactions._group = source.group_metadata
-    running = world.start(worker, world.done)
+    running = world.start(world.worker(scorer=scorer, source=source), world.done)
     await_(lambda: world.counters.snapshot().queue_depth >= 32)
     polls = source.polls
     await_(lambda: source.polls > polls + 5)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from processor.broker.memory import MemoryBroker
+from processor.broker.transaction import RecordSource
 from processor.core.batch import Budget, MicroBatch
 from processor.core.decision import REJECTION_HEADER, Outcome, Scores
 from processor.core.event import Record
@@ -157,7 +158,8 @@ class World:
         pipeline = Pipeline(
             [self.policy], CharTokenizer(), scorer or LengthScorer(), Budget(200, 4)
         )
-        source = self.broker.source(GROUP, name, ["in"], static=static)
+        default = self.broker.source(GROUP, name, ["in"], static=static)
+        source: RecordSource = options.pop("source", default)
         sink = self.broker.sink(f"id-{name}")
         counters = options.pop("counters", self.counters)
         on_outcome = options.pop("on_outcome", lambda r, o: self.seen.append((r, o)))
