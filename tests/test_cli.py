@@ -11,12 +11,11 @@ from typing import Any
 import jsonschema_rs
 import orjson
 import pytest
-import yaml
 
 from processor import cli
 from processor.demo.generate import orders
-from tests.engine.conftest import PREFIX
-from tests.engine.tiny import tiny_model, tiny_tokenizer
+from tests.engine.conftest import text_policy
+from tests.engine.tiny import save_tiny_model
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
 Run = Callable[..., tuple[int, str, str]]
@@ -24,10 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model("llama").model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +31,11 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two policies with samples, named unlike the example policies."""
     parent = tmp_path_factory.mktemp("policies")
     for name, labels in (("mail", ["ok", "fraud"]), ("desk", ["events.find", "events.buy", "ok"])):
-        folder = parent / name
-        folder.mkdir()
-        (folder / "prefix.md").write_text(PREFIX)
-        schema = {
-            "type": "object",
-            "properties": {"text": {"type": "string"}},
-            "required": ["text"],
-            "additionalProperties": False,
-        }
-        (folder / "schema.json").write_text(json.dumps(schema))
-        spec = {
-            "name": name,
-            "version": "7",
-            "prompt": {"lead": "Order: ", "cue": "Decision:"},
-            "event": {"schema": "schema.json", "fields": ["text"]},
-            "labels": labels,
-            "topics": {"input": name, "output": f"{name}.out", "dead_letter": f"{name}.dlq"},
-        }
-        (folder / "policy.yaml").write_text(yaml.safe_dump(spec))
         lines = [
             orjson.dumps({"key": str(n), "event": {"text": f"see you {n}"}, "label": labels[n % 2]})
             for n in range(30)
         ]
+        folder = text_policy(parent, name, labels)
         (folder / "sample.jsonl").write_bytes(b"\n".join(lines))
     return parent
 
@@ -89,7 +67,7 @@ def test_score_prints_the_published_decision(run: Run, policies: Path, tmp_path:
     assert decision["label"] in ("ok", "fraud")
     assert sum(decision["scores"].values()) == pytest.approx(1)
     assert decision["event"]["key"] == "k1"
-    assert (decision["policy"]["name"], decision["policy"]["version"]) == ("mail", "7")
+    assert (decision["policy"]["name"], decision["policy"]["version"]) == ("mail", "1")
     _, again, _ = run("score", policies / "mail", event, "--json")
     assert json.loads(again)["scores"] == decision["scores"]  # every bit, in another run
     status, table, _ = run("score", policies / "mail", event)

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from processor.core.policy import Policy, load_policy
+from tests.core.builders import write_policy
 
 PREFIX = (
     "Approve the order unless a rule below says otherwise.\n\n"
@@ -19,34 +18,36 @@ PREFIX = (
 MakePolicy = Callable[..., Policy]
 
 
+def text_policy(
+    parent: Path,
+    name: str = "orders",
+    labels: Sequence[Any] = ("approve", "decline", "review"),
+    style: str = "plain",
+    prefix: str = PREFIX,
+    lead: str = "Order: ",
+) -> Path:
+    """A policy folder whose events have one field, `text`."""
+    return write_policy(
+        parent / name,
+        prefix_text=prefix,
+        schema={
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+        name=name,
+        prompt={"style": style, "lead": lead, "cue": "Decision:"},
+        event={"fields": ["text"]},
+        labels=list(labels),
+        topics={"input": name, "output": f"{name}.out", "dead_letter": f"{name}.dlq"},
+    )
+
+
 @pytest.fixture
 def make_policy(tmp_path: Path) -> MakePolicy:
     """A policy on disk, loaded: `make_policy(name, labels, style=..., prefix=...)`."""
-
-    def make(
-        name: str = "orders",
-        labels: Sequence[Any] = ("approve", "decline", "review"),
-        style: str = "plain",
-        prefix: str = PREFIX,
-        lead: str = "Order: ",
-    ) -> Policy:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "prefix.md").write_text(prefix)
-        schema = {"type": "object", "properties": {"text": {"type": "string"}}}
-        (folder / "schema.json").write_text(json.dumps(schema))
-        spec = {
-            "name": name,
-            "version": "1",
-            "prompt": {"style": style, "lead": lead, "cue": "Decision:"},
-            "event": {"schema": "schema.json", "fields": ["text"]},
-            "labels": list(labels),
-            "topics": {"input": name, "output": f"{name}.out", "dead_letter": f"{name}.dlq"},
-        }
-        (folder / "policy.yaml").write_text(yaml.safe_dump(spec))
-        return load_policy(folder)
-
-    return make
+    return lambda *args, **kwargs: load_policy(text_policy(tmp_path, *args, **kwargs))
 
 
 @pytest.fixture(autouse=True, scope="package")

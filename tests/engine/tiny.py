@@ -4,6 +4,7 @@ milliseconds and without a file from elsewhere."""
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,3 +130,10 @@ def tiny_model(
         numerics=fingerprint_numerics(prepared),
         dtype_note="",
     )
+
+
+def save_tiny_model(folder: Path) -> Path:
+    """A model folder as a hub id would give one."""
+    tiny_model("llama").model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -102,7 +102,7 @@ class KafkaHarness:
         """As a consumer that does not wait for open transactions sees it."""
         consumer = self._consumer("read_uncommitted", group)
         try:
-            (found,) = consumer.committed([TopicPartition(topic, partition)], CALL_S)
+            found = self._committed(consumer, TopicPartition(topic, partition))
             return found.offset if found.offset >= 0 else None
         finally:
             consumer.close()
@@ -135,6 +135,18 @@ class KafkaHarness:
         for close in reversed(self._closing):
             close()
         del self._admin, self._producer
+
+    def _committed(self, consumer: Consumer, where: TopicPartition) -> TopicPartition:
+        """A young cluster is still electing its coordinators."""
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                return consumer.committed([where], CALL_S)[0]
+            except KafkaException as error:
+                moving = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+                if error.args[0].code() not in moving or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def _name(self, kind: str) -> str:
         self._count += 1
