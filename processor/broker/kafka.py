@@ -1,4 +1,4 @@
-"""Kafka behind the same protocols; the only import of confluent_kafka."""
+"""Kafka behind the same protocols. No module outside `kafka*.py` knows the client."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import AdminClient
 
-from processor.broker.kafka_config import (
-    client_config,
-    consumer_config,
-    parse_metadata,
-    producer_config,
-    transactional_config,
-)
+from processor.broker.kafka_admin import check_topics, produce_all
+from processor.broker.kafka_config import consumer_config, parse_metadata, transactional_config
 from processor.broker.kafka_errors import classify, consumer_error
 from processor.broker.transaction import GroupMetadata, Offsets, OnPartitions, TopicPartition
 from processor.config import KafkaSettings
 from processor.core.decision import OutputRecord
-from processor.core.event import Headers, Record
-from processor.errors import ConfigError, ExitProcess, RetryCall
+from processor.core.event import Record
+from processor.errors import ExitProcess, RetryCall
+
+__all__ = ["KafkaSink", "KafkaSource", "check_topics", "produce_all", "to_record"]
 
 SEEK_S = 10.0  # a partition that cannot be positioned for so long is lost
-CONNECT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -270,51 +265,3 @@ class KafkaSink:
             function(*args)
         except KafkaException as error:
             raise classify(kafka_error(error), name) from error
-
-
-def check_topics(settings: KafkaSettings, names: Collection[str]) -> None:
-    """Raise `ConfigError` where the cluster does not answer or lacks one of the topics."""
-    try:
-        metadata = AdminClient(client_config(settings)).list_topics(timeout=CONNECT_S)
-    except KafkaException as error:
-        servers, reason = settings.bootstrap_servers, kafka_error(error).str()
-        raise ConfigError(
-            "kafka", "bootstrap_servers", servers, f"no answer in {CONNECT_S:.0f} s: {reason}"
-        ) from error
-    if missing := sorted(set(names) - set(metadata.topics)):
-        listed = ", ".join(missing)
-        raise ConfigError("kafka", "topics", listed, "no such topics: create them first")
-
-
-def produce_all(
-    settings: KafkaSettings,
-    topic: str,
-    records: Iterable[tuple[bytes | None, bytes | None, Headers]],
-) -> int:
-    """Produce outside any transaction, as the sources of events do; how many were written.
-
-    Raises `ExitProcess` if one could not be delivered.
-    """
-    producer = Producer(producer_config(settings) | {"enable.idempotence": True, "linger.ms": 5})
-    failures: list[str] = []
-
-    def delivered(error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            failures.append(str(error))
-
-    written = 0
-    for key, value, headers in records:
-        shown: Any = list(headers)
-        while True:
-            try:
-                producer.produce(topic, value, key, headers=shown, on_delivery=delivered)
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-        written += 1
-    left = producer.flush(settings.transaction_timeout_ms / 1000)
-    if failures or left:
-        first = failures[0] if failures else "timed out"
-        raise ExitProcess(f"{len(failures) + left} of {written} records not delivered: {first}")
-    return written

@@ -17,28 +17,19 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from processor.broker.transaction import (
-    RETRY_PAUSE_S,
-    Clock,
-    RecordSource,
-    State,
-    TopicPartition,
-    TransactionalSink,
-    Transactions,
-)
-from processor.core.decision import Outcome, Rejection, Timings
+from processor.broker.transaction import Clock, RecordSource, TopicPartition, TransactionalSink
+from processor.core.decision import Rejection, Timings
 from processor.core.event import Record
 from processor.core.pipeline import Pipeline
-from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
-from processor.runtime.ledger import Entry, Finished, Ledger
+from processor.errors import AbortAndRewind, RebuildProducer
+from processor.runtime.ledger import Entry, Ledger
 from processor.runtime.model_thread import ModelThread, Scored, prepared
 from processor.runtime.patience import Patience
+from processor.runtime.publisher import OnOutcome, Publisher
 from processor.runtime.signals import install_signal_handlers
 from processor.runtime.telemetry import Counters
 
 __all__ = ["Worker", "install_signal_handlers"]
-
-OnOutcome = Callable[[Record, Outcome], None]
 
 IDLE_POLL_S = 0.05  # how late a stop is seen; records end the wait at once
 BUSY_POLL_S = 0.002  # how late a finished micro-batch is seen
@@ -76,18 +67,18 @@ class Worker:
         self._counters = counters
         self._drain_s = drain_s
         self._clock = clock
-        self._on_outcome = on_outcome
         self._publish_s = publish_s
-        self._transactions = Transactions(sink, source.group_metadata, publish_s, clock)
         self._model = ModelThread(pipeline, clock)
         self._ledger = Ledger()
+        self._publisher = Publisher(
+            pipeline, source, sink, self._ledger, counters, on_outcome, publish_s, clock
+        )
         self._ready: list[Entry] = []  # prepared, no place in the slot
         self._patience = Patience(clock)
         self._most = IN_FLIGHT * pipeline.budget.max_events
         self._paused = False
         self._closing = False
         self._deferred: Exception | None = None  # raised inside a callback, handled after it
-        self._uncertain: Finished | None = None  # published, or not: the commit did not say
         self._stop = threading.Event()
         self.last_step = clock()
 
@@ -139,17 +130,10 @@ class Worker:
 
     def _ensure_producer(self) -> None:
         """A producer that can publish, unless the last failure asks us to wait."""
-        if self._transactions.state is State.READY or self._patience.waiting:
-            return
-        if self._transactions.state is State.NEW:
-            self._transactions.start()
-            return
-        self._counters.rebuilt()
-        self._transactions.rebuild()
-        # Only now are the committed offsets final: the new producer has ended what the old left.
-        committed = self._committed()
-        self._settle(committed)
-        self._rewind(self._ledger.rewind(committed))
+        if not self._publisher.ready and not self._patience.waiting:
+            committed = self._publisher.start()
+            if committed is not None:
+                self._rewind(self._ledger.rewind(committed))
 
     def _poll(self) -> list[Record]:
         if self._paused:
@@ -170,6 +154,8 @@ class Worker:
             else:
                 entry.prepared = result
                 self._ready.append(entry)
+                if len(self._ready) % self._pipeline.budget.max_events == 0:
+                    self._refill()  # an idle model need not wait for the whole poll
         if records:
             self._counters.polled(len(records))
 
@@ -197,29 +183,8 @@ class Worker:
         self._ready = self._model.refill(self._ready, self._ledger.is_live)
 
     def _publish(self, budget_s: float) -> None:
-        finished = self._ledger.finished()
-        if not finished.entries or self._transactions.state is not State.READY:
-            return
-        records = [
-            self._pipeline.encode(entry.outcome, entry.record)
-            for entry in finished.entries
-            if entry.outcome is not None
-        ]
-        try:
-            self._transactions.publish(records, finished.offsets, budget_s)
-        except RebuildProducer:
-            self._uncertain = finished
-            raise
-        self._ledger.published(finished)
-        self._patience.succeeded()
-        self._account(finished)
-
-    def _account(self, finished: Finished) -> None:
-        outcomes = [entry.outcome for entry in finished.entries if entry.outcome is not None]
-        self._counters.published(outcomes)
-        if self._on_outcome is not None:
-            for entry, outcome in zip(finished.entries, outcomes, strict=True):
-                self._on_outcome(entry.record, outcome)
+        if self._publisher.publish(budget_s):
+            self._patience.succeeded()
 
     def _balance(self) -> None:
         """Back-pressure, with a wide gap between on and off: a client drops what it has fetched
@@ -238,25 +203,6 @@ class Worker:
     def _rewind(self, targets: dict[TopicPartition, int]) -> None:
         self._refill()
         self._source.seek(targets)
-
-    def _committed(self) -> dict[TopicPartition, int | None]:
-        deadline = self._clock() + self._publish_s
-        partitions = self._ledger.partitions
-        while partitions:
-            try:
-                return self._source.committed(partitions, max(0.1, deadline - self._clock()))
-            except RetryCall as error:
-                if self._clock() >= deadline:
-                    raise ExitProcess(f"cannot read the committed offsets: {error}") from error
-                time.sleep(RETRY_PAUSE_S)
-        return {}
-
-    def _settle(self, committed: dict[TopicPartition, int | None]) -> None:
-        """Count a transaction whose commit never answered and turns out to have happened."""
-        uncertain, self._uncertain = self._uncertain, None
-        if uncertain and all(committed.get(p) == o for p, o in uncertain.offsets.items()):
-            self._patience.succeeded()
-            self._account(uncertain)
 
     # Callbacks of the source, inside `poll` and `close`
 
@@ -278,7 +224,7 @@ class Worker:
         try:
             if not (self._closing or self._deferred or self._patience.waiting):
                 self._collect()
-                self._publish(min(REVOKE_S, self._publish_s))
+                self._publish(REVOKE_S)
         except Exception as error:
             self._deferred = error
         finally:
@@ -302,11 +248,11 @@ class Worker:
         self._ready.clear()
         self._source.pause(self._ledger.partitions)
         try:
-            while self._clock() < deadline and self._transactions.state is State.READY:
+            while self._clock() < deadline and self._publisher.ready:
                 self._source.poll(1, 0.0)
                 self._raise_deferred()
                 self._collect()
-                self._publish(max(0.1, min(self._publish_s, deadline - self._clock())))
+                self._publish(max(0.1, deadline - self._clock()))
                 if not self._model.busy:
                     return
                 self._model.wait(PAUSED_WAIT_S)
@@ -323,7 +269,7 @@ class Worker:
             logger.warning("clients do not close, left behind", extra={"action": "close"})
 
     def _close_clients(self) -> None:
-        for close in (self._transactions.close, self._source.close):
+        for close in (self._publisher.close, self._source.close):
             try:
                 close()
             except Exception as error:

@@ -229,6 +229,26 @@ class BrokerContract:
         assert values(harness.read(target)) == [b"y"]
         assert harness.committed(group, source, 0) == 1
 
+    def test_a_member_cannot_commit_with_an_old_generation(self, harness: Harness) -> None:
+        """KIP-447: what fences a member that has not heard of a rebalance."""
+        topic, group = harness.topic(2), harness.group()
+        first = Member(harness.source(group, "a", [topic]))
+        poll_until(lambda: len(first.source.assignment()) == 2, first)
+        old = first.source.group_metadata()
+        second = Member(harness.source(group, "b", [topic]))
+        poll_until(lambda: len(second.source.assignment()) == 1, first, second)
+        sink = started(harness.sink("s"))
+        sink.begin()
+        with pytest.raises(AbortAndRewind):
+            sink.send_offsets({(topic, 0): 1, (topic, 1): 1}, old, CALL_S)
+        sink.abort(CALL_S)
+        assert first.source.group_metadata().member == old.member
+        sink.begin()
+        sink.send_offsets({(topic, 0): 1}, first.source.group_metadata(), CALL_S)
+        sink.commit(CALL_S)
+        assert harness.committed(group, topic, 0) == 1
+        assert harness.committed(group, topic, 1) is None
+
     def test_publish_refuses_before_the_join(self, harness: Harness) -> None:
         topic = harness.topic()
         source = harness.source(harness.group(), "m", [topic])

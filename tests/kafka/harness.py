@@ -101,9 +101,16 @@ class KafkaHarness:
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """As a consumer that does not wait for open transactions sees it."""
         consumer = self._consumer("read_uncommitted", group)
+        deadline = time.monotonic() + CALL_S
         try:
-            found = self._committed(consumer, TopicPartition(topic, partition))
-            return found.offset if found.offset >= 0 else None
+            while True:
+                try:
+                    (found,) = consumer.committed([TopicPartition(topic, partition)], CALL_S)
+                    return found.offset if found.offset >= 0 else None
+                except KafkaException:  # the first group of a new cluster waits for its coordinator
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
         finally:
             consumer.close()
 
