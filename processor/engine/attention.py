@@ -122,13 +122,14 @@ def frozen_prefix_attention(
     if isinstance(prefix_plan, Capture):
         prefix_plan.keys.append(k.clone(memory_format=torch.contiguous_format))
         prefix_plan.values.append(v.clone(memory_format=torch.contiguous_format))
-        out, lse = _causal_attention(q, k, v, head)
+        out, lse1 = _causal_attention(q, k, v, head)
+        lse2 = lse1.new_full((), _HIDDEN)
     else:
         layer: Any = module
-        out, lse = _planned_attention(q, k, v, head, prefix_plan, int(layer.layer_idx))
+        out, lse1, lse2 = _planned_attention(q, k, v, head, prefix_plan, int(layer.layer_idx))
     if s_aux is not None:  # a sink takes part in the denominator and has no value
         sink = s_aux.float().view(heads, -1, 1)
-        out = out * torch.sigmoid(lse - sink)[..., None]
+        out = out * torch.sigmoid(torch.logaddexp(lse1, lse2) - sink)[..., None]
     return out.to(query.dtype).permute(2, 0, 1, 3).flatten(1, 2)[None].contiguous(), None
 
 
@@ -146,36 +147,55 @@ class Head:
 
 def _planned_attention(
     q: Tensor, k: Tensor, v: Tensor, head: Head, plan: Plan, layer: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, and the log-sum-exp over the prefix and over the event's own rows.
+
+    The merge is one operation over all rows, not one per segment: vectorized loops end in scalar
+    ones that round exp otherwise, and where they end must not depend on batch mates.
+    """
+    o1, lse1 = _over_prefixes(q, head, plan, layer)
+    o2, lse2 = _over_own_rows(q, k, v, head, plan)
+    weight = torch.sigmoid(lse2 - lse1)[..., None]
+    return o1 + weight * (o2 - o1), lse1, lse2
+
+
+def _over_own_rows(
+    q: Tensor, k: Tensor, v: Tensor, head: Head, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    o2 = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    lse2 = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    out, lse = _empty(q)
     for index, event in enumerate(plan.events):
         rows = slice(event.start, event.stop)
         mask = plan.own_mask(index, head.window)
-        o2[:, :, rows], lse2[:, :, rows] = attend(
+        out[:, :, rows], lse[:, :, rows] = attend(
             q[:, :, rows], k[:, rows], v[:, rows], head, causal=mask is None, mask=mask
         )
+    return out, lse
+
+
+def _over_prefixes(q: Tensor, head: Head, plan: Plan, layer: int) -> tuple[Tensor, Tensor]:
+    """Rows that see nothing of their prefix (it has left the window) get weight 0."""
+    out, lse = _empty(q)
     for segment in plan.segments:
+        rows = slice(segment.start, segment.stop)
         # Whole tiles, with rows of the neighbours whose results are not used.
         tiles = slice(segment.start // ROW_TILE * ROW_TILE, -(-segment.stop // ROW_TILE) * ROW_TILE)
         seen = _visible_prefix(segment, plan.positions, tiles, head.window)
         if seen is None:
+            out[:, :, rows], lse[:, :, rows] = 0.0, _HIDDEN
             continue
         first, mask = seen
-        o1, lse1 = attend(
-            q[:, :, tiles],
-            segment.prefix.keys[layer][:, first:],
-            segment.prefix.values[layer][:, first:],
-            head,
-            mask=mask,
-        )
-        rows = slice(segment.start, segment.stop)
+        keys, values = segment.prefix.keys[layer], segment.prefix.values[layer]
+        o1, lse1 = attend(q[:, :, tiles], keys[:, first:], values[:, first:], head, mask=mask)
+        if len(plan.segments) == 1:
+            return o1, lse1
         inner = slice(segment.start - tiles.start, segment.stop - tiles.start)
-        o1, lse1 = o1[:, :, inner], lse1[:, :, inner]
-        weight = torch.sigmoid(lse2[:, :, rows] - lse1)[..., None]
-        o2[:, :, rows] = o1 + weight * (o2[:, :, rows] - o1)
-        lse2[:, :, rows] = torch.logaddexp(lse1, lse2[:, :, rows])
-    return o2, lse2
+        out[:, :, rows], lse[:, :, rows] = o1[:, :, inner], lse1[:, :, inner]
+    return out, lse
+
+
+def _empty(q: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    return out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
 
 
 def _visible_prefix(
