@@ -257,8 +257,10 @@ class MemorySink:
         except RetryCall:
             raise
         except AbortAndRewind:
-            self._state, self._pending, self._applied = "abortable", None, False
-            raise
+            # What an earlier attempt has carried out is not refused now, whatever was ordered.
+            if not self._applied:
+                self._state, self._pending = "abortable", None
+                raise
         except BaseException:
             self._state = "lost"
             raise

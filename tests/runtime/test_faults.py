@@ -323,4 +323,6 @@ def test_soak(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
         if chance.random() < 0.02:
             world.broker.time_out(f"id-{chance.choice('ab')}")
     world.close()
+    for name in "ab":  # a worker that stops without a producer leaves its transaction open
+        world.broker.time_out(f"id-{name}")
     world.verify()
