@@ -115,7 +115,7 @@ def test_the_row_budget_is_inclusive(policy: Policy) -> None:
     assert isinstance(make_pipeline(policy, budget=Budget(rows)).prepare(record()), Prepared)
     rejection = make_pipeline(policy, budget=Budget(rows - 1)).prepare(record())
     assert isinstance(rejection, Rejection)
-    assert rejection.detail == f"takes {rows} rows, a micro-batch holds {rows - 1}"
+    assert rejection.detail == f"{rows} rows, batch.max_rows is {rows - 1}"
 
 
 def test_timings_are_of_the_micro_batch(policy: Policy) -> None:
