@@ -5,7 +5,7 @@
 
 Rules are written by hand (`rules.md`, `catalogue.yaml`); the worked examples, `sample.jsonl` and
 the calibration are drawn from data packages, which pip and npm fetch by name into the cache
-folder, or from the generator. Everything is seeded: a second run changes no byte.
+folder, or from the generator. Everything is seeded: the first command, run again, changes no byte.
 """
 
 from __future__ import annotations
@@ -366,10 +366,10 @@ def fitted(
         return total
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
-    if float(slope) <= 0:
+    if slope.item() <= 0:
         raise SystemExit("the scores run against the labels: change the prefix")
     bias = (shift - shift.mean()) / slope
-    return 1 / float(slope), bias.tolist()
+    return 1 / slope.item(), bias.tolist()
 
 
 def write(name: str, file: str, text: str) -> None:
