@@ -7,20 +7,16 @@ is wrong and nothing was started; 3 the event was rejected (`score`) or a policy
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import time
-import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import orjson
 import typer
 
 from processor import console
-from processor.core.batch import Budget
 from processor.core.decision import Decision
 from processor.core.event import Record
 from processor.core.policy import load_policy
@@ -50,9 +46,8 @@ Model = Annotated[
 
 def main() -> None:
     """Entry point: every error that is raised on purpose is one line, and an exit status."""
-    logging.basicConfig(level=os.environ.get("LOG_LEVEL", "INFO"), stream=sys.stderr)
-    warnings.showwarning = _show_warning
     try:
+        console.prepare_streams()
         app()
     except (ConfigError, ConfigErrors) as error:
         console.errors.print(str(error), style="bold red", markup=False, soft_wrap=True)
@@ -76,11 +71,12 @@ def demo(
     from processor.runtime.telemetry import Counters
     from processor.runtime.worker import Worker, install_signal_handlers
 
+    console.check_writable(json, "--json")
     chosen = read_settings(settings, model)
     loaded = [load_policy(folder) for folder in policy_folders(policies)]
     staged = show.stage(loaded, seed, scale)
     pipeline, note = load_pipeline(chosen, loaded)
-    pipeline.budget = Budget(max_events=show.BATCH_EVENTS)
+    pipeline.budget = replace(pipeline.budget, max_events=show.BATCH_EVENTS)
     console.errors.print(f"{chosen.model.source}: {note}", highlight=False)
     counters, topics = Counters(), [p.spec.topics.input for p in loaded]
     source = staged.broker.source(show.GROUP, "demo-0", topics)
@@ -178,9 +174,9 @@ def score(
 ) -> None:
     """Score one event: its decision (exit 0) or its rejection (exit 3)."""
     loaded = load_policy(policy)
-    value = _read_event(event)
+    value = console.read_event(event)
     pipeline, _ = load_pipeline(read_settings(settings, model), [loaded])
-    record = Record(loaded.spec.topics.input, 0, 0, key.encode() if key else None, value)
+    record = Record(loaded.spec.topics.input, 0, 0, None if key is None else key.encode(), value)
     [outcome] = pipeline.run([record], time.perf_counter)
     if json:
         print(outcome.model_dump_json(indent=2))
@@ -202,6 +198,7 @@ def schema(
     from processor.schema import outdated_schemas, published_schemas, write_schemas
 
     if write:
+        console.check_writable(write, "--write")
         write_schemas(write)
     elif check:
         if outdated := outdated_schemas(check):
@@ -234,7 +231,7 @@ def policy_check(
             policy,
             tokenizer,
             scorer,
-            [item.event for item in read_samples(policy.path.parent, samples)],
+            [item.event for item in read_samples(policy, samples)],
         )
         for policy in loaded
     ]
@@ -269,26 +266,6 @@ def policy_warm(
         return
     title = f"warm in {seconds:.1f} s, {note}"
     console.output.print(console.table(title, list(rows[0]), [list(row.values()) for row in rows]))
-
-
-def _read_event(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise ConfigError("score", "EVENT", name, error.strerror or "cannot be read") from None
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    console.errors.print(f"warning: {message}", style="yellow", markup=False)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
-"""What a person sees: progress, tables, errors. Everything goes to standard error but results."""
+"""What a person sees and gives: progress, tables, errors, files named as arguments. Everything but
+results goes to standard error."""
 
 from __future__ import annotations
 
+import io
+import logging
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 from rich.console import Console, Group
@@ -14,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from processor.core.decision import Decision
+from processor.errors import ConfigError
 from processor.runtime.telemetry import Snapshot
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ def print_json(value: Any) -> None:
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """A bar of so many steps; the function it yields begins the next one, by its name."""
-    columns = (SpinnerColumn(), BarColumn(24), TextColumn("{task.description}"))
+    columns = (SpinnerColumn(), BarColumn(24), TextColumn("{task.description}", markup=False))
     with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True) as bar:
         task = bar.add_task("starting", total=steps)
 
@@ -47,7 +55,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     for position, column in enumerate(columns):
         made.add_column(column, justify="left" if position == 0 else "right")
     for row in rows:
-        made.add_row(*(cell(value) for value in row))
+        made.add_row(*(Text(cell(value)) for value in row))  # a label may look like markup
     return made
 
 
@@ -139,3 +147,40 @@ def print_reports(reports: Sequence[PolicyReport]) -> None:
     for report in reports:
         for warning in report.warnings:
             errors.print(f"warning: {report.policy}: {warning}", style="yellow", markup=False)
+
+
+def prepare_streams() -> None:
+    """Warnings and logs to standard error; results in UTF-8, whatever the locale."""
+    warnings.showwarning = _show_warning
+    level = os.environ.get("LOG_LEVEL", "INFO")
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigError("environment", "LOG_LEVEL", level, "use DEBUG, INFO, WARNING or ERROR")
+    logging.basicConfig(level=level.upper(), stream=sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    errors.print(f"warning: {message}", style="yellow", markup=False)
+
+
+def read_event(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError("score", "EVENT", name, error.strerror or "cannot be read") from None
+
+
+def check_writable(file: Path | None, key: str) -> None:
+    """Refuse a file that could not be written, before the work that fills it."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError("arguments", key, str(file), "no such folder: create it first")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from processor import console
 from processor.config import ModelSettings, Settings, load_settings
 from processor.core.batch import Budget
-from processor.core.pipeline import Pipeline
+from processor.core.pipeline import Pipeline, by_input_topic
 from processor.core.policy import Policy
 from processor.errors import ConfigError
 
@@ -35,6 +35,7 @@ def load_engine(
     model: ModelSettings, policies: Sequence[Policy]
 ) -> tuple[SuffixTokenizer, PrefixScorer, str]:
     """Load the model and freeze the prefixes, with a progress bar; and why that dtype."""
+    by_input_topic(policies)  # refuses twins before anything is loaded
     with console.progress(_LOAD_STEPS + 1 + len(policies)) as step:
         step("importing torch")
         from processor.engine.model import load_model

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from processor import cli
-from processor.demo.generate import orders
+from processor.demo.orders import orders
 from tests.engine.conftest import text_policy
 from tests.engine.tiny import save_tiny_model
 
@@ -157,6 +157,55 @@ def test_schema_is_what_the_repository_holds(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"\xff",
+        b"[]",
+        b'{"key":"a","event":{"wrong":1},"label":"ok"}',
+        b'{"key":"a","event":{"text":"b"},"label":"maybe"}',
+    ],
+)
+def test_a_bad_sample_is_named(line: bytes, run: Run, tmp_path: Path) -> None:
+    folder = text_policy(tmp_path, "mail", ["ok", "fraud"])
+    good = b'{"key":"a","event":{"text":"b"},"label":"ok"}'
+    (folder / "sample.jsonl").write_bytes(good + b"\n" + line)
+    status, _, err = run("policy", "check", folder)
+    assert status == 2
+    assert "sample.jsonl: line 2" in err
+
+
+def test_labels_are_text_and_not_markup(run: Run, tmp_path: Path) -> None:
+    folder = text_policy(tmp_path, "mail", [{"name": "[ok]", "action": "[/x]"}, "fraud"])
+    (tmp_path / "event.json").write_text('{"text":"hello"}')
+    status, out, _ = run("score", folder, tmp_path / "event.json")
+    assert status == 0
+    assert "score [ok]" in out
+
+
+def test_log_level(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_LEVEL", "debug")
+    assert run("schema", "decision")[0] == 0
+    monkeypatch.setenv("LOG_LEVEL", "loud")
+    status, _, err = run("schema", "decision")
+    assert status == 2
+    assert "LOG_LEVEL" in err
+
+
+def test_demo_with_shared_topics_and_few_events(run: Run, tmp_path: Path) -> None:
+    parent = tmp_path / "policies"
+    for name in ("mail", "desk"):
+        folder = text_policy(parent, name, ["ok", "fraud"])
+        file = folder / "policy.yaml"
+        file.write_text(file.read_text().replace(f"{name}.dlq", "shared.dlq"))
+        (folder / "sample.jsonl").write_text('{"key":"a","event":{"text":"b"},"label":"ok"}')
+    status, _, _ = run("demo", "--policies", parent, "--json", tmp_path / "demo.json")
+    result = json.loads((tmp_path / "demo.json").read_text())
+    assert status == 0
+    assert (result["records"], result["rejections"], result["doubled"]) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (("score", "nowhere"), ("nowhere", "no such file")),
@@ -165,6 +214,10 @@ def test_schema_is_what_the_repository_holds(run: Run, tmp_path: Path) -> None:
         (("schema", "weather"), ("NAME", "weather", "decision")),
         (("run",), ("policies", "at least one")),
         (("demo", "--policies", "nowhere"), ("--policies", "nowhere")),
+        (("demo", "--json", "nowhere/x.json"), ("--json", "nowhere")),
+        (("generate", "orders", "--to", "nowhere/x"), ("--to", "nowhere")),
+        (("schema", "--write", "nowhere/x"), ("--write", "nowhere")),
+        (("policy", "check", "{policies}/mail", "{policies}/mail"), ("name", "mail", "rename")),
         (("policy", "check", "{policies}/mail", "--model", "no/such.gguf"), ("model.source",)),
     ],
 )

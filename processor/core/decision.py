@@ -97,7 +97,7 @@ class Rejection(_Published):
     reason: Reason
     detail: str
     event: Coordinates
-    policy: PolicyReference | None
+    policy: PolicyReference
 
 
 Outcome = Decision | Rejection
@@ -167,13 +167,13 @@ def decide(
     )
 
 
-def reject(record: Record, error: RejectRecord, policy: Policy | None) -> Rejection:
+def reject(record: Record, error: RejectRecord, policy: Policy) -> Rejection:
     reason: Any = error.reason  # checked by the model: an unknown reason is a bug and raises
     return Rejection(
         reason=reason,
         detail=error.detail,
         event=coordinates(record),
-        policy=policy_reference(policy) if policy else None,
+        policy=policy_reference(policy),
     )
 
 

@@ -35,7 +35,6 @@ Reason = Literal[
     "schema",  # the event schema does not hold
     "control_token",  # the text came out of the tokenizer as a control token
     "too_long",  # prefix + suffix exceed the model's window or the batch budget
-    "unknown_topic",  # no policy reads this topic
     "scores_not_finite",  # the model returned NaN or infinity
 ]
 

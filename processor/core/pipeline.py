@@ -67,16 +67,14 @@ class Pipeline:
         scorer: Scorer,
         budget: Budget | None = None,
     ) -> None:
-        self.policies: Mapping[str, Policy] = _by_input_topic(policies)
+        self.policies: Mapping[str, Policy] = by_input_topic(policies)
         self.tokenizer = tokenizer
         self.scorer = scorer
         self.budget = budget or Budget()
 
     def prepare(self, record: Record) -> Prepared | Rejection:
-        policy = self.policies.get(record.topic)
+        policy = self.policies[record.topic]  # a source is given these topics and no others
         try:
-            if policy is None:
-                raise RejectRecord("unknown_topic", "no policy reads this topic")
             event = decode_event(record, policy.validate, policy.spec.event.max_bytes)
             ids = self.tokenizer.encode(policy.name, render_suffix(policy, event.data))
             rows = self.tokenizer.rows(policy.name, len(ids))
@@ -133,7 +131,7 @@ class Pipeline:
         return [next(decided) if isinstance(item, Prepared) else item for item in outcomes]
 
 
-def _by_input_topic(policies: Iterable[Policy]) -> dict[str, Policy]:
+def by_input_topic(policies: Iterable[Policy]) -> dict[str, Policy]:
     """Raises `ConfigError` where two policies share a name or an input topic: one of the two
     would never be asked."""
     found: dict[str, Policy] = {}

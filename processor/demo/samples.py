@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import orjson
 
-from processor.demo.generate import Labelled
-from processor.errors import ConfigError
+from processor.core.policy import Policy
+from processor.demo.labelled import Labelled
+from processor.errors import ConfigError, RejectRecord
 
 FILE = "sample.jsonl"
 
 
-def read_samples(folder: Path, most: int | None = None) -> list[Labelled]:
-    """Lines `{"key", "event", "label"}`; an absent file is no samples. Raises `ConfigError`."""
-    file = folder / FILE
+def read_samples(policy: Policy, most: int | None = None) -> list[Labelled]:
+    """Lines `{"key", "event", "label"}` beside the policy, valid for it; an absent file is no
+    samples. Raises `ConfigError`."""
+    file = policy.path.parent / FILE
     if not file.is_file():
         return []
     samples = []
     for number, line in enumerate(file.read_bytes().splitlines()[:most], start=1):
         try:
-            content = orjson.loads(line)
-            samples.append(Labelled(content["key"], content["event"], content["label"]))
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            remedy = f"needs key, event and label: {error}"
-            raise ConfigError(str(file), f"line {number}", line.decode(), remedy) from None
+            samples.append(_sample(policy, line))
+        except (orjson.JSONDecodeError, KeyError, TypeError, RejectRecord) as error:
+            shown = line.decode(errors="replace")
+            remedy = f"needs key, a valid event and a label of the policy: {error}"
+            raise ConfigError(str(file), f"line {number}", shown, remedy) from None
     return samples
+
+
+def _sample(policy: Policy, line: bytes) -> Labelled:
+    content = orjson.loads(line)
+    policy.validate(content["event"])
+    if content["label"] not in policy.label_names:
+        raise KeyError(content["label"])
+    return Labelled(content["key"], content["event"], content["label"])

@@ -20,8 +20,10 @@ from processor.broker.memory import MemoryBroker
 from processor.core.decision import REJECTION_HEADER, Decision, Rejection
 from processor.core.policy import Policy
 from processor.demo.damage import DAMAGES
-from processor.demo.generate import Labelled, orders
+from processor.demo.labelled import Labelled
+from processor.demo.orders import orders
 from processor.demo.samples import read_samples
+from processor.errors import ConfigError
 from processor.runtime.telemetry import Snapshot
 
 DAMAGED_SHARE = 0.05
@@ -84,11 +86,13 @@ def stage(policies: Sequence[Policy], seed: int, scale: float = 1.0) -> Staged:
     """Fill an in-process broker with labelled events, a twentieth of them damaged."""
     broker, rng = MemoryBroker(), Random(seed)
     queue: list[tuple[Policy, Labelled]] = []
+    for topic in {t for p in policies for t in p.spec.topics.model_dump().values()}:
+        broker.create_topic(topic, PARTITIONS)
     for policy in policies:
-        for topic in (policy.spec.topics.output, policy.spec.topics.dead_letter):
-            broker.create_topic(topic, PARTITIONS)
-        broker.create_topic(policy.spec.topics.input, PARTITIONS)
         queue += [(policy, item) for item in _events(policy, seed, scale)]
+    if not queue:
+        where = str(policies[0].path.parent.parent)
+        raise ConfigError(where, "sample.jsonl", None, "no policy has sample events to show")
     rng.shuffle(queue)
     damages = _damages(len(queue), rng)
     truth = {}
@@ -105,35 +109,29 @@ def stage(policies: Sequence[Policy], seed: int, scale: float = 1.0) -> Staged:
 
 def audit(staged: Staged, policies: Sequence[Policy]) -> Audit:
     """Compare the input with what was committed, record by record."""
-    outcomes: Counter[tuple[str, int, int]] = Counter()
-    reasons: Counter[str] = Counter()
-    results: dict[str, PolicyResult] = {}
-    decided = 0
-    for policy in policies:
-        decisions = [
-            Decision.model_validate_json(record.value or b"")
-            for record in staged.broker.read(policy.spec.topics.output)
-        ]
-        decided += len(decisions)
-        outcomes.update((d.event.topic, d.event.partition, d.event.offset) for d in decisions)
-        for letter in staged.broker.read(policy.spec.topics.dead_letter):
-            rejection = Rejection.model_validate_json(dict(letter.headers)[REJECTION_HEADER] or b"")
-            event = rejection.event
-            outcomes[event.topic, event.partition, event.offset] += 1
-            reasons[rejection.reason] += 1
-        results[policy.name] = _judge(policy, decisions, staged.truth)
-    sent = {
-        (record.topic, record.partition, record.offset)
-        for policy in policies
-        for record in staged.broker.read(policy.spec.topics.input)
-    }
+    broker = staged.broker
+    topics = [policy.spec.topics for policy in policies]
+    decisions = [
+        Decision.model_validate_json(record.value or b"")
+        for topic in {t.output for t in topics}
+        for record in broker.read(topic)
+    ]
+    rejections = [
+        Rejection.model_validate_json(dict(record.headers)[REJECTION_HEADER] or b"")
+        for topic in {t.dead_letter for t in topics}
+        for record in broker.read(topic)
+    ]
+    events = [d.event for d in decisions] + [r.event for r in rejections]
+    outcomes = Counter((event.topic, event.partition, event.offset) for event in events)
+    sent = {(r.topic, r.partition, r.offset) for t in topics for r in broker.read(t.input)}
+    own = {p.name: [d for d in decisions if d.policy.name == p.name] for p in policies}
     return Audit(
-        decisions=decided,
-        rejections=sum(reasons.values()),
+        decisions=len(decisions),
+        rejections=len(rejections),
         lost=len(sent - outcomes.keys()),
         doubled=sum(outcomes.values()) - len(outcomes),
-        reasons=reasons,
-        policies=results,
+        reasons=Counter(rejection.reason for rejection in rejections),
+        policies={p.name: _judge(p, own[p.name], staged.truth) for p in policies},
     )
 
 
@@ -142,14 +140,14 @@ def _events(policy: Policy, seed: int, scale: float) -> list[Labelled]:
     wanted = max(1, round(scene.events * scale))
     if policy.name == "orders":  # synthetic, so there are as many as one likes
         return list(islice(orders(seed), wanted))
-    samples = read_samples(policy.path.parent)
+    samples = read_samples(policy)
     Random(seed).shuffle(samples)
     return samples[:wanted]
 
 
 def _damages(events: int, rng: Random) -> dict[int, str]:
-    """Which places are damaged, and how: each kind at least once where there is room."""
-    share = max(round(events * DAMAGED_SHARE), min(len(DAMAGES), events))
+    """Which places are damaged, and how: each kind at least once, as long as most are not."""
+    share = max(round(events * DAMAGED_SHARE), min(len(DAMAGES), events // 2))
     return dict(zip(rng.sample(range(events), share), cycle(DAMAGES), strict=False))
 
 
@@ -195,6 +193,6 @@ def summary(
         "doubled": found.doubled,
         "seconds": seconds,
         "events_per_s": staged.records / seconds,
-        "prompt_tokens_saved": 1 - (snapshot.tokens_computed + captured) / prompts,
+        "prompt_tokens_saved": 1 - (snapshot.tokens_computed + captured) / max(1, prompts),
         "policies": {name: asdict(result) for name, result in found.policies.items()},
     }

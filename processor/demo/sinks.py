@@ -12,7 +12,10 @@ from typing import BinaryIO
 import orjson
 
 from processor.config import KafkaSettings
-from processor.demo.generate import Labelled, orders, telemetry
+from processor.demo.labelled import Labelled
+from processor.demo.orders import orders
+from processor.demo.telemetry import telemetry
+from processor.errors import ConfigError
 
 STREAMS = {"orders": orders, "telemetry": telemetry}
 
@@ -36,10 +39,17 @@ def write_events(
             return None
         if to == "-":
             return _write_lines(sys.stdout.buffer, paced, with_labels)
-        with Path(to).open("wb") as stream:
+        with _opened(to) as stream:
             _write_lines(stream, paced, with_labels)
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # how one stops a stream without an end
+
+
+def _opened(file: str) -> BinaryIO:
+    try:
+        return Path(file).open("wb")
+    except OSError as error:
+        raise ConfigError("generate", "--to", file, error.strerror or "cannot be written") from None
 
 
 def _write_lines(stream: BinaryIO, events: Iterable[Labelled], with_labels: bool) -> None:

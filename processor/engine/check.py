@@ -11,6 +11,7 @@ from processor.core.batch import Suffix
 from processor.core.policy import Policy, render_suffix
 from processor.engine.scorer import PrefixScorer
 from processor.engine.tokenizer import SuffixTokenizer
+from processor.errors import ConfigError, RejectRecord
 
 LABEL_MASS_FLOOR = 0.5
 
@@ -38,11 +39,17 @@ def check_policy(
     scorer: PrefixScorer,
     samples: Sequence[Mapping[str, Any]],
 ) -> PolicyReport:
-    """Run sample events (decoded, valid) through the model and judge how well it understands."""
-    suffixes = [
-        Suffix(policy.name, tokenizer.encode(policy.name, render_suffix(policy, event)))
-        for event in samples
-    ]
+    """Run sample events (decoded, valid) through the model and judge how well it understands.
+
+    Raises `ConfigError` for a sample that the model cannot read."""
+    try:
+        suffixes = [
+            Suffix(policy.name, tokenizer.encode(policy.name, render_suffix(policy, event)))
+            for event in samples
+        ]
+    except RejectRecord as error:
+        where, key = str(policy.path), "sample events"
+        raise ConfigError(where, key, error.reason, error.detail) from None
     mass = mean(map(scorer.label_mass, suffixes)) if suffixes else None
     compiled = tokenizer.policies[policy.name]
     return PolicyReport(

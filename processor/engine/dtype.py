@@ -33,13 +33,15 @@ def choose_dtype(wanted: str, device: torch.device) -> tuple[torch.dtype, str]:
     return DTYPES[chosen], note
 
 
-def product_flops(dtype: torch.dtype, device: torch.device, size: int = 256) -> float:
-    """FLOP/s of a size x size product, the best of what fits in a tenth of a second: a reference
-    loop does one in that time, a matrix unit hundreds.
+def product_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of a square product, the best of what fits in a tenth of a second: a reference loop
+    does one in that time, a matrix unit hundreds. On a GPU the product is large, for a small one
+    measures how long a launch takes.
 
     On one thread: the ratio between dtypes is what counts, and threads that wait for each other on
     a busy machine would hide it (1.4 against 0.9 GFLOPS were seen where 130 against 1 is true).
     """
+    size = 256 if device.type == "cpu" else 4096
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from torch import Tensor
@@ -18,12 +19,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from processor.engine import attention
 from processor.engine.dtype import choose_dtype
-from processor.engine.source import find_weights
+from processor.engine.source import config_errors, find_weights
 from processor.errors import ConfigError
 
 # Decoders that were tested against the whole prompt (tests/engine/test_architectures.py builds a
 # tiny random one of each). What is left out carries recurrent state, bypasses the attention
-# interface, mixes experts over the whole batch, or transforms its head in a way not covered here.
+# interface, transforms its head in a way not covered here, or was not tried.
 SUPPORTED = frozenset(
     {
         *("arcee", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
@@ -99,23 +100,34 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if threads:
         torch.set_num_threads(threads)
+    place = _device(device)
     progress("finding weights")
     folder = find_weights(source, cache_dir, revision, progress)
-    config = AutoConfig.from_pretrained(folder)
-    _refuse_unsupported(source, config)
-    place = _device(device)
+    with config_errors(source):
+        _refuse_unsupported(source, AutoConfig.from_pretrained(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     progress("choosing the dtype")
     chosen, note = choose_dtype(dtype, place)
     progress("loading weights")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=chosen, attn_implementation=attention.NAME, use_safetensors=True
-    )
-    model = prepare_model(loaded.to(place))
+    with config_errors(source):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=chosen,
+            attn_implementation=attention.NAME,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    # transformers fills what a checkpoint lacks with random numbers and a warning.
+    if lacking := [*info["missing_keys"], *map(str, info["mismatched_keys"])]:
+        remedy = f"no causal language model: {lacking[0]} and {len(lacking) - 1} more are missing"
+        raise ConfigError("settings", "model.source", source, remedy)
+    model = prepare_model(model.to(place))
     progress("hashing weights")
     return LoadedModel(
         name=Path(source).name if Path(source).expanduser().exists() else source,
         model=model,
-        tokenizer=AutoTokenizer.from_pretrained(folder),
+        tokenizer=tokenizer,
         fingerprint=fingerprint_folder(folder),
         numerics=fingerprint_numerics(model),
         dtype_note=note,
@@ -184,11 +196,12 @@ def fingerprint_numerics(model: PreTrainedModel) -> str:
         else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     )
     facts = {
-        "attention": attention.NAME,
+        "attention": f"{attention.NAME}/{attention.REVISION}/{attention.ROW_TILE}",
         "chip": chip,
         "device": model.device.type,
         "dtype": str(model.dtype),
         "threads": torch.get_num_threads(),
+        "tokenizers": tokenizers.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

@@ -64,13 +64,16 @@ class PrefixScorer:
     @torch.inference_mode()
     def score(self, batch: MicroBatch) -> list[Scores]:
         """Log-probabilities of the labels of each event, in the batch's order."""
+        if not len(batch):
+            return []
         order = sorted(range(len(batch)), key=lambda i: batch.suffixes[i].policy)
         suffixes = [batch.suffixes[i] for i in order]
         hidden, spans = self._forward(suffixes)
-        scores: list[Scores | None] = [None] * len(batch)
-        for place, suffix, span in zip(order, suffixes, spans, strict=True):
-            scores[place] = self._label_scores(hidden, suffix, span)
-        return [s for s in scores if s is not None]
+        scores = {
+            place: self._label_scores(hidden, suffix, span)
+            for place, suffix, span in zip(order, suffixes, spans, strict=True)
+        }
+        return [scores[place] for place in range(len(batch))]
 
     @torch.inference_mode()
     def label_mass(self, suffix: Suffix) -> float:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,19 @@ def find_weights(
     return _from_hub(source, revision, progress)
 
 
+@contextlib.contextmanager
+def config_errors(source: str) -> Iterator[None]:
+    """Turn what transformers raises over a broken or incomplete model into a `ConfigError`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # a dozen unrelated kinds, down to struct.error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        remedy = f"cannot be loaded: {lines[0]}"
+        raise ConfigError("settings", "model.source", source, remedy) from error
+
+
 def _packaged_file() -> Path:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
@@ -65,7 +78,14 @@ def _from_hub(source: str, revision: str | None, progress: Callable[[str], None]
     progress(f"downloading {source}")
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                source,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=["*/*", "consolidated*"],  # the same weights in other layouts
+            )
+        )
     except Exception as error:  # the hub client raises a dozen unrelated kinds
         first = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = f"no such folder, and the hub says: {first}"
@@ -86,7 +106,8 @@ def _convert_gguf(file: Path, cache_dir: Path, progress: Callable[[str], None]) 
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent))
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that has no off switch
+        # Standard error: a progress bar that has no off switch.
+        with config_errors(str(file)), contextlib.redirect_stderr(io.StringIO()):
             _write_safetensors(file, scratch)
         try:
             os.rename(scratch, target)

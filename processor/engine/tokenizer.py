@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer as Backend
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
-from processor.core.policy import Policy
+from processor.core.policy import Label, Policy
+from processor.engine.backends import Backends, copy_backends
 from processor.engine.labels import LabelTrie, build_trie
 from processor.engine.model import LoadedModel
 from processor.engine.prompt import (
     PROBES,
     Cut,
     PromptText,
-    control_ids,
     cut_prefix,
     encode_plain,
-    event_backend,
     full_ids,
     prompt_text,
 )
@@ -42,21 +38,17 @@ class SuffixTokenizer:
     """Implements `core.pipeline.Tokenizer`. Reads nothing that changes: safe in any thread."""
 
     def __init__(self, model: LoadedModel, policies: Iterable[Policy]) -> None:
-        self._events = event_backend(model.tokenizer)
-        self._controls = control_ids(model.tokenizer)
+        self._tokens = copy_backends(model.tokenizer)
         self._window = model.window
-        self.policies = {
-            policy.name: compile_policy(model.tokenizer, policy, self._events)
-            for policy in policies
-        }
+        self.policies = {policy.name: compile_policy(self._tokens, policy) for policy in policies}
         for compiled in self.policies.values():
             _check_room(compiled, model.window)
 
     def encode(self, policy: str, text: str) -> tuple[int, ...]:
         compiled = self.policies[policy]
         cut = compiled.cut
-        ids = encode_plain(self._events, cut.lead + text + cut.tail)
-        if not self._controls.isdisjoint(ids):
+        ids = encode_plain(self._tokens.events, cut.lead + text + cut.tail)
+        if not self._tokens.controls.isdisjoint(ids):
             raise RejectRecord("control_token", "the tokenizer makes a control token of the text")
         total = compiled.prefix_tokens + len(ids) + len(cut.tail_ids) + _depth(compiled.trie)
         if total > self._window:
@@ -67,67 +59,56 @@ class SuffixTokenizer:
         return tokens + self.policies[policy].trie.rows
 
 
-def compile_policy(
-    tokenizer: PreTrainedTokenizerBase, policy: Policy, events: Backend | None = None
-) -> CompiledPolicy:
+def compile_policy(tokens: Backends, policy: Policy) -> CompiledPolicy:
     """Find the prefix boundary and the labels' tokens. Raises `ConfigError`."""
-    text = prompt_text(policy, tokenizer)
-    cut = cut_prefix(policy, tokenizer, text, events or event_backend(tokenizer))
-    return CompiledPolicy(policy, cut, _label_trie(policy, tokenizer, text))
+    text = prompt_text(policy, tokens)
+    return CompiledPolicy(policy, cut_prefix(policy, tokens, text), _trie(policy, tokens, text))
 
 
-def _label_trie(policy: Policy, tokenizer: PreTrainedTokenizerBase, text: PromptText) -> LabelTrie:
-    paths: dict[tuple[int, ...], str] = {}
+def _trie(policy: Policy, tokens: Backends, text: PromptText) -> LabelTrie:
+    paths: dict[tuple[int, ...], Label] = {}
     for label in policy.spec.labels:
-        path = _label_path(policy, tokenizer, text, label.name, label.text)
+        path = _path(policy, tokens, text, label)
         if path in paths:
-            remedy = f"has the same tokens as label {paths[path]!r}: give it another text"
+            remedy = f"has the same tokens as label {paths[path].name!r}: give it another text"
             raise ConfigError(str(policy.path), f"labels.{label.name}.text", label.text, remedy)
-        paths[path] = label.name
+        paths[path] = label
     try:
         return build_trie(list(paths))
     except ValueError:  # one label begins another ("approve", "approve_with_review")
-        end = _terminator(policy, tokenizer, text)
-        return build_trie([(*path, *end) for path in paths])
+        return build_trie([_ended(policy, tokens, text, label, p) for p, label in paths.items()])
 
 
-def _label_path(
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    text: PromptText,
-    name: str,
-    label: str,
-) -> tuple[int, ...]:
+def _path(policy: Policy, tokens: Backends, text: PromptText, label: Label) -> tuple[int, ...]:
     """The label's tokens as they come after an event: what the prompt with it has more than the
     prompt without (tokenizing the word alone gives others, EuroEval #2179)."""
     found = set()
     for probe in PROBES:
-        before, _ = full_ids(tokenizer, text, probe)
-        after, _ = full_ids(tokenizer, text, probe, text.before_label + label)
+        before, _ = full_ids(tokens, text, probe)
+        after, _ = full_ids(tokens, text, probe, text.before_label + label.text)
         if after[: len(before)] != before:
             remedy = "its tokens merge with the prompt before it: change prompt.cue or the text"
-            raise ConfigError(str(policy.path), f"labels.{name}.text", label, remedy)
+            raise ConfigError(str(policy.path), f"labels.{label.name}.text", label.text, remedy)
         found.add(tuple(after[len(before) :]))
     path = found.pop()
     if found or not path:
         remedy = "gives no token, or others after other events: choose another text"
-        raise ConfigError(str(policy.path), f"labels.{name}.text", label, remedy)
+        raise ConfigError(str(policy.path), f"labels.{label.name}.text", label.text, remedy)
     return path
 
 
-def _terminator(
-    policy: Policy, tokenizer: PreTrainedTokenizerBase, text: PromptText
+def _ended(
+    policy: Policy, tokens: Backends, text: PromptText, label: Label, path: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """What follows a label: a line break in a plain prompt, the end of the turn in a chat."""
-    if not text.adds_bos and tokenizer.eos_token_id is not None:
-        return (int(tokenizer.eos_token_id),)
-    label = policy.spec.labels[0].text
-    before, _ = full_ids(tokenizer, text, PROBES[0], text.before_label + label)
-    after, _ = full_ids(tokenizer, text, PROBES[0], text.before_label + label + "\n")
-    if after[: len(before)] != before or len(after) == len(before):
-        remedy = "one label begins another and the tokenizer gives no end: rename one"
-        raise ConfigError(str(policy.path), "labels", label, remedy)
-    return tuple(after[len(before) :])
+    """The label's tokens and the first one of what follows an answer: a line break in a plain
+    prompt, the end of the turn in a chat."""
+    before, _ = full_ids(tokens, text, PROBES[0])
+    after, _ = full_ids(tokens, text, PROBES[0], text.before_label + label.text + text.end)
+    ended = tuple(after[len(before) : len(before) + len(path) + 1])
+    if ended[:-1] != path:
+        remedy = "begins or continues another label, and its last token merges with the end"
+        raise ConfigError(str(policy.path), f"labels.{label.name}.text", label.text, remedy)
+    return ended
 
 
 def _check_room(compiled: CompiledPolicy, window: int) -> None:

@@ -234,7 +234,3 @@ def test_a_dead_letter_keeps_the_bytes_and_says_why(policy: Policy, value: bytes
         "event": coordinates(source).model_dump(),
         "policy": {"name": "orders", "version": "1", "fingerprint": policy.fingerprint},
     }
-
-
-def test_a_rejection_without_a_policy() -> None:
-    assert reject(record(), RejectRecord("unknown_topic", "x"), None).policy is None

@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 from processor.core.policy import load_policy
-from processor.demo.generate import (
-    Labelled,
-    order_label,
-    order_signals,
-    orders,
-    reading_label,
-    telemetry,
-)
+from processor.demo.labelled import Labelled
+from processor.demo.orders import order_label, order_signals, orders
+from processor.demo.telemetry import reading_label, telemetry
 
 POLICIES = Path(__file__).parents[2] / "policies"
 GENERATORS: dict[str, Callable[[int], Iterator[Labelled]]] = {

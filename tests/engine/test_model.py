@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from processor.engine import dtype as dtypes
 from processor.engine.dtype import choose_dtype
@@ -66,6 +67,35 @@ def test_what_cannot_be_served_is_refused(
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=rf"model\.source.*{remedy}"):
         load(folder, tmp_path)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """transformers would fill them with random numbers, other ones at each start."""
+    folder = save_tiny_model(tmp_path / "tiny", tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.source.*lm_head\.weight"):
+        load(folder, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"garbage"])
+def test_a_broken_folder_is_one_line(
+    name: str, content: bytes | None, folder: Path, tmp_path: Path
+) -> None:
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^settings: model\.source = [^\n]*$"):
+        load(folder, tmp_path)
+
+
+def test_a_broken_gguf_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF garbage")
+    with pytest.raises(ConfigError, match=r"model\.source.*cannot be loaded"):
+        load(tmp_path / "model.gguf", tmp_path)
+    assert not list((tmp_path / "cache" / "models").iterdir())
 
 
 def test_pickled_weights_are_not_looked_at(folder: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def engine() -> tuple[SuffixTokenizer, PrefixScorer, list[Suffix]]:
     suffixes = [
         Suffix(p.name, tokenizer.encode(p.name, render_suffix(p, item.event)))
         for p in policies
-        for item in read_samples(p.path.parent, EACH)
+        for item in read_samples(p, EACH)
     ]
     return tokenizer, PrefixScorer(model, tokenizer.policies.values()), suffixes
 

@@ -12,19 +12,20 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from processor.core.policy import Policy
+from processor.engine.backends import copy_backends
 from processor.engine.model import LoadedModel
-from processor.engine.prompt import PROBES, control_ids, full_ids, prompt_text
+from processor.engine.prompt import PROBES, full_ids, prompt_text
 from processor.engine.tokenizer import SuffixTokenizer, compile_policy
 from processor.errors import ConfigError, RejectRecord
 from tests.engine.conftest import MakePolicy
-from tests.engine.tiny import CONTEXT, CORPUS, tiny_model, tiny_tokenizer
+from tests.engine.tiny import CHAT_TEMPLATE, CONTEXT, CORPUS, tiny_model, tiny_tokenizer
 
 MODEL = tiny_model("llama")
+TOKENS = copy_backends(tiny_tokenizer())
 
 
 def whole(policy: Policy, text: str) -> tuple[int, ...]:
-    tokenizer = tiny_tokenizer()
-    return tuple(full_ids(tokenizer, prompt_text(policy, tokenizer), text)[0])
+    return tuple(full_ids(TOKENS, prompt_text(policy, TOKENS), text)[0])
 
 
 @pytest.mark.parametrize("style", ["plain", "chat"])
@@ -60,10 +61,10 @@ def test_event_text_never_becomes_a_control_token(
     fixed = tokenizer.policies["orders"].cut.tail_ids
     ids = tokenizer.encode("orders", attack)
     body = ids[: len(ids) - len(fixed)]
-    assert control_ids(tiny_tokenizer()).isdisjoint(body)
+    assert TOKENS.controls.isdisjoint(body)
     assert ids[len(body) :] == fixed
     # The same text through the model's own tokenizer is what must not happen.
-    assert control_ids(tiny_tokenizer()) & set(tiny_tokenizer().encode(attack))
+    assert TOKENS.controls & set(tiny_tokenizer().encode(attack))
     assert attack in tiny_tokenizer().decode(list(body))
 
 
@@ -79,7 +80,7 @@ def test_longest_event_that_fits(make_policy: MakePolicy) -> None:
 
 
 def test_label_tokens_are_those_in_context(make_policy: MakePolicy) -> None:
-    compiled = compile_policy(tiny_tokenizer(), make_policy())
+    compiled = compile_policy(TOKENS, make_policy())
     texts = [tiny_tokenizer().decode(list(path)) for path in compiled.trie.paths]
     assert texts == [" approve", " decline", " review"]
 
@@ -87,7 +88,7 @@ def test_label_tokens_are_those_in_context(make_policy: MakePolicy) -> None:
 def test_a_label_that_begins_another_gets_an_end(make_policy: MakePolicy) -> None:
     labels = ("approve", "approve_with_review")
     for style in ("plain", "chat"):
-        trie = compile_policy(tiny_tokenizer(), make_policy(labels=labels, style=style)).trie
+        trie = compile_policy(TOKENS, make_policy(labels=labels, style=style)).trie
         assert len({path[-1] for path in trie.paths}) == 1
         assert not any(b[: len(a)] == a for a in trie.paths for b in trie.paths if a != b)
 
@@ -101,10 +102,9 @@ def test_labels_with_the_same_tokens_are_refused(make_policy: MakePolicy) -> Non
     """Different texts, but this tokenizer knows no capitals."""
     backend = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     backend.normalizer = normalizers.Lowercase()
-    build: Any = PreTrainedTokenizerFast
     with pytest.raises(ConfigError, match=r"labels\.b\.text.*same tokens as label 'a'"):
         compile_policy(
-            build(tokenizer_object=backend),
+            copy_backends(_built(backend)),
             make_policy(labels=[{"name": "a", "text": "ok"}, {"name": "b", "text": "OK"}]),
         )
 
@@ -113,10 +113,9 @@ def test_a_label_of_no_tokens_is_refused(make_policy: MakePolicy) -> None:
     """Text that the tokenizer drops altogether."""
     backend = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     backend.normalizer = normalizers.Replace(" \u00ad", "")
-    build: Any = PreTrainedTokenizerFast
     with pytest.raises(ConfigError, match=r"labels\.b\.text.*gives no token"):
         compile_policy(
-            build(tokenizer_object=backend),
+            copy_backends(_built(backend)),
             make_policy(labels=["ok", {"name": "b", "text": "\u00ad"}]),
         )
 
@@ -124,7 +123,7 @@ def test_a_label_of_no_tokens_is_refused(make_policy: MakePolicy) -> None:
 def test_chat_without_a_template_is_refused(make_policy: MakePolicy) -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer().backend_tokenizer)  # type: ignore[no-untyped-call]
     with pytest.raises(ConfigError, match=r"prompt\.style.*plain"):
-        compile_policy(bare, make_policy(style="chat"))
+        compile_policy(copy_backends(bare), make_policy(style="chat"))
 
 
 def test_a_tokenizer_that_prepends_a_space(make_policy: MakePolicy) -> None:
@@ -138,11 +137,70 @@ def test_a_tokenizer_that_prepends_a_space(make_policy: MakePolicy) -> None:
     build: Any = PreTrainedTokenizerFast
     tokenizer = build(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
     policy = make_policy()
-    compiled = compile_policy(tokenizer, policy)
+    tokens = copy_backends(tokenizer)
+    compiled = compile_policy(tokens, policy)
     model = LoadedModel("m", MODEL.model, tokenizer, "", "", "")
     ids = SuffixTokenizer(model, [policy]).encode("orders", PROBES[0])
-    text = prompt_text(policy, tokenizer)
-    assert [*compiled.cut.prefix_ids, *ids] == full_ids(tokenizer, text, PROBES[0])[0]
+    text = prompt_text(policy, tokens)
+    assert [*compiled.cut.prefix_ids, *ids] == full_ids(tokens, text, PROBES[0])[0]
+
+
+def test_a_tokenizer_that_makes_quotes_is_refused() -> None:
+    """NFKC turns a full-width quote into a plain one: an event could close its own string."""
+    backend = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    backend.normalizer = normalizers.NFKC()
+    with pytest.raises(ConfigError, match="forge fields"):
+        copy_backends(_built(backend))
+
+
+def test_truncation_left_in_the_file_is_ignored(make_policy: MakePolicy) -> None:
+    backend = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    backend.enable_truncation(30)
+    for style in ("plain", "chat"):
+        tokens = copy_backends(_built(backend, chat_template=CHAT_TEMPLATE))
+        policy = make_policy(style=style)
+        assert compile_policy(tokens, policy) == compile_policy(TOKENS, policy)
+
+
+DATED = "{{ strftime_now('%d %B %Y %H:%M:%S.%f') }}" + CHAT_TEMPLATE
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+)
+PLAIN_TURNS = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}\n{% endfor %}<|assistant|>\n"
+)
+
+
+def test_a_template_with_the_date_gives_the_same_prefix_every_day(make_policy: MakePolicy) -> None:
+    tokens = copy_backends(_built(tiny_tokenizer().backend_tokenizer, chat_template=DATED))
+    policy = make_policy(style="chat")
+    assert compile_policy(tokens, policy) == compile_policy(tokens, policy)
+
+
+@pytest.mark.parametrize(
+    ("template", "remedy"), [(NO_SYSTEM, "no system role"), (PLAIN_TURNS, "plain text")]
+)
+def test_templates_that_cannot_be_used_are_refused(
+    template: str, remedy: str, make_policy: MakePolicy
+) -> None:
+    tokens = copy_backends(_built(tiny_tokenizer().backend_tokenizer, chat_template=template))
+    with pytest.raises(ConfigError, match=rf"prompt\.style.*{remedy}.*use plain"):
+        compile_policy(tokens, make_policy(style="chat"))
+
+
+def test_a_chat_label_ends_with_its_turn(make_policy: MakePolicy) -> None:
+    """Not with eos: many chat models end a turn with another token."""
+    tokenizer = _built(
+        tiny_tokenizer().backend_tokenizer, chat_template=CHAT_TEMPLATE, eos_token="<|endoftext|>"
+    )
+    policy = make_policy(labels=("approve", "approve_with_review"), style="chat")
+    trie = compile_policy(copy_backends(tokenizer), policy).trie
+    assert {path[-1] for path in trie.paths} == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
+
+
+def _built(backend: Tokenizer, **options: Any) -> Any:
+    build: Any = PreTrainedTokenizerFast
+    return build(tokenizer_object=backend, **options)
 
 
 def _plain() -> SuffixTokenizer:

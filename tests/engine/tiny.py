@@ -132,8 +132,8 @@ def tiny_model(
     )
 
 
-def save_tiny_model(folder: Path) -> Path:
+def save_tiny_model(folder: Path, **changes: Any) -> Path:
     """A model folder as a hub id would give one."""
-    tiny_model("llama").model.save_pretrained(folder)
+    tiny_model("llama", **changes).model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from processor.core.policy import Policy, load_policy, render_suffix
-from processor.demo.generate import order_label, order_signals
+from processor.demo.orders import order_label, order_signals
 
 POLICIES = Path(__file__).parents[2] / "policies"
 TOKENS = {

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processor.core.decision import Rejection, reject
+from processor.core.decision import PolicyReference, Rejection, coordinates
 from processor.core.event import Record
-from processor.errors import ExitProcess, RejectRecord
+from processor.errors import ExitProcess
 from processor.runtime.ledger import Entry, Ledger
 
 A, B = ("in", 0), ("in", 1)
@@ -21,7 +21,8 @@ def record(offset: int, partition: int = 0) -> Record:
 
 
 def outcome(record: Record) -> Rejection:
-    return reject(record, RejectRecord("tombstone", ""), None)
+    policy = PolicyReference(name="orders", version="1", fingerprint="")
+    return Rejection(reason="tombstone", detail="", event=coordinates(record), policy=policy)
 
 
 def add(ledger: Ledger, *offsets: int, partition: int = 0) -> list[Entry]:
