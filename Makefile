@@ -23,7 +23,7 @@ demo: $(STAMP) ## score example events on this machine: no Kafka, no GPU
 	$(BIN)/processor demo
 
 test: lint ## linters, types, and the tests that need nothing
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP) ## the tests that need Kafka, the model or minutes
 	$(BIN)/pytest -m '(kafka or slow) and not gpu'
@@ -56,10 +56,10 @@ $(BIN)/uv:
 
 $(STAMP): requirements.txt pyproject.toml | $(BIN)/uv
 ifeq ($(TORCH_BACKEND),)
-	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.txt
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 else # the lock holds the hashes of the default build of torch only, so versions alone are pinned
-	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH_BACKEND) --no-verify-hashes \
+	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH_BACKEND) --no-verify-hashes --compile-bytecode \
 		-c requirements.txt -b requirements.txt -e '.[demo,dev]'
 endif
 	@rm -f .venv/ready*

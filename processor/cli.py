@@ -216,7 +216,7 @@ def policy_check(
     folders: Folders,
     json: Json = False,
     strict: Annotated[bool, typer.Option(help="exit 3 on warnings")] = False,
-    samples: Annotated[int, typer.Option(min=0, help="events to measure label mass on")] = 8,
+    samples: Annotated[int, typer.Option(min=0, help="events to measure label mass on")] = 24,
     settings: SettingsFile = None,
     model: Model = None,
 ) -> None:

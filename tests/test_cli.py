@@ -124,7 +124,7 @@ def test_policy_check_and_warm(run: Run, policies: Path) -> None:
     status, out, _ = run("policy", "check", policies / "mail", policies / "desk", "--json")
     mail, desk = json.loads(out)
     assert status == 0
-    assert mail["samples"] == 8
+    assert mail["samples"] == 24
     assert 0 < mail["label_mass"] < 1
     assert (mail["label_rows"], desk["labels"]) == (0, 3)
     assert desk["label_rows"] >= 1  # "events." is shared, and branches

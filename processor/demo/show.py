@@ -169,7 +169,8 @@ def _judge(
 
 def _value(scene: Scene, judged: Sequence[tuple[Decision, str]]) -> float | None:
     if scene.positive is None:
-        return mean(d.label == label for d, label in judged) if judged else None
+        hits = [float(d.label == label) for d, label in judged]
+        return mean(hits) if hits else None
     positive = scene.positive
     is_positive = [label == positive for _, label in judged]
     if len(set(is_positive)) < 2:
