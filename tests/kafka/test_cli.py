@@ -17,6 +17,7 @@ import yaml
 
 from processor.core.decision import REJECTION_HEADER
 from processor.demo.damage import DAMAGES, reason
+from processor.demo.orders import orders
 from tests.engine.conftest import text_policy
 from tests.engine.tiny import save_tiny_model
 from tests.kafka.harness import KafkaHarness
@@ -77,6 +78,22 @@ def test_missing_topics_are_named_before_anything_starts(
     assert worker.returncode == 2
     assert "mail.dlq" in errors
     assert "create them first" in errors
+
+
+def test_generate_into_a_topic(harness: KafkaHarness) -> None:
+    topic = harness.topic(2)
+    arguments = ["orders", "--count", "25", "--rate", "500", "--to", f"topic:{topic}"]
+    subprocess.run(
+        [sys.executable, "-m", "processor.cli", "generate", *arguments],
+        check=True,
+        env=os.environ | {"PROCESSOR_KAFKA__BOOTSTRAP_SERVERS": harness.address},
+    )
+    stream = orders(1)
+    expected = {item.key: item.event for item in (next(stream) for _ in range(25))}
+    records = harness.read(topic)
+    found = {(r.key or b"").decode(): orjson.loads(r.value or b"") for r in records}
+    assert found == expected
+    assert len(records) == 25
 
 
 def fill(
