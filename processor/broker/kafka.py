@@ -1,4 +1,4 @@
-"""Kafka behind the same protocols. No module outside `kafka*.py` knows the client."""
+"""Kafka behind the same protocols. No other module knows the client."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient
 
-from processor.broker.kafka_admin import check_topics, produce_all
-from processor.broker.kafka_config import consumer_config, parse_metadata, transactional_config
-from processor.broker.kafka_errors import classify, consumer_error
+from processor.broker.kafka_config import (
+    client_config,
+    consumer_config,
+    parse_metadata,
+    producer_config,
+    to_record,
+    transactional_config,
+)
+from processor.broker.kafka_errors import classify, is_record
 from processor.broker.transaction import GroupMetadata, Offsets, OnPartitions, TopicPartition
 from processor.config import KafkaSettings
 from processor.core.decision import OutputRecord
-from processor.core.event import Record
-from processor.errors import ExitProcess, RetryCall
+from processor.core.event import Headers, Record
+from processor.errors import ConfigError, ExitProcess, RetryCall
 
 __all__ = ["KafkaSink", "KafkaSource", "check_topics", "produce_all", "to_record"]
 
+CONNECT_S = 10.0
 SEEK_S = 10.0  # a partition that cannot be positioned for so long is lost
 
 logger = logging.getLogger(__name__)
@@ -29,26 +37,6 @@ logger = logging.getLogger(__name__)
 def kafka_error(exception: KafkaException) -> KafkaError:
     error: KafkaError = exception.args[0]
     return error
-
-
-def to_record(message: Message) -> Record:
-    headers: Any = message.headers() or ()
-    kind, timestamp = message.timestamp()
-    return Record(
-        topic=str(message.topic()),
-        partition=_number(message.partition()),
-        offset=_number(message.offset()),
-        key=message.key(),
-        value=message.value(),
-        headers=tuple(headers),
-        timestamp_ms=timestamp if kind else -1,
-    )
-
-
-def _number(value: int | None) -> int:
-    if value is None:
-        raise ExitProcess("a message without partition or offset")
-    return value
 
 
 def _client_partitions(partitions: Iterable[TopicPartition]) -> list[ClientPartition]:
@@ -91,7 +79,7 @@ class KafkaSource:
                 messages += self._consumer.consume(max_records - 1, 0)
         except KafkaException as error:
             raise ExitProcess(f"poll: {error}") from error
-        records = [to_record(m) for m in messages if _is_record(m)]
+        records = [to_record(m) for m in messages if is_record(m)]
         doubtful = self._reposition(records, before)
         ours = self._assigned.keys() - self._seeks.keys() - doubtful
         handed_out = [r for r in records if (r.topic, r.partition) in ours]
@@ -188,19 +176,6 @@ class KafkaSource:
                 del self._seeks[partition]
 
 
-def _is_record(message: Message) -> bool:
-    """Whether it is one, and not news: raises `ExitProcess` for news that we cannot live with.
-
-    A record without a value is false as a condition, so messages are compared with None.
-    """
-    error = message.error()
-    if error is None:
-        return True
-    if (serious := consumer_error(error, f"consumer of {message.topic()}")) is not None:
-        raise serious
-    return False
-
-
 class KafkaSink:
     """A transactional producer (KIP-98, KIP-447)."""
 
@@ -265,3 +240,51 @@ class KafkaSink:
             function(*args)
         except KafkaException as error:
             raise classify(kafka_error(error), name) from error
+
+
+def check_topics(settings: KafkaSettings, names: Collection[str]) -> None:
+    """Raise `ConfigError` where the cluster does not answer or lacks one of the topics."""
+    try:
+        metadata = AdminClient(client_config(settings)).list_topics(timeout=CONNECT_S)
+    except KafkaException as error:
+        servers, reason = settings.bootstrap_servers, kafka_error(error).str()
+        raise ConfigError(
+            "kafka", "bootstrap_servers", servers, f"no answer in {CONNECT_S:.0f} s: {reason}"
+        ) from error
+    if missing := sorted(set(names) - set(metadata.topics)):
+        listed = ", ".join(missing)
+        raise ConfigError("kafka", "topics", listed, "no such topics: create them first")
+
+
+def produce_all(
+    settings: KafkaSettings,
+    topic: str,
+    records: Iterable[tuple[bytes | None, bytes | None, Headers]],
+) -> int:
+    """Produce outside any transaction, as the sources of events do; how many were written.
+
+    Raises `ExitProcess` if one could not be delivered.
+    """
+    producer = Producer(producer_config(settings) | {"enable.idempotence": True, "linger.ms": 5})
+    failures: list[str] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            failures.append(str(error))
+
+    written = 0
+    for key, value, headers in records:
+        shown: Any = list(headers)
+        while True:
+            try:
+                producer.produce(topic, value, key, headers=shown, on_delivery=delivered)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+        written += 1
+    left = producer.flush(settings.transaction_timeout_ms / 1000)
+    if failures or left:
+        first = failures[0] if failures else "timed out"
+        raise ExitProcess(f"{len(failures) + left} of {written} records not delivered: {first}")
+    return written

@@ -1,4 +1,4 @@
-"""Settings as librdkafka properties, and the one structure of it that we read."""
+"""Settings as librdkafka properties, and what the client hands out as our own values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from processor.broker.transaction import GroupMetadata
 from processor.config import KafkaSettings
+from processor.core.event import Record
 from processor.errors import ExitProcess
 
 _MAGIC = b"CGMDv2:"
@@ -78,3 +79,23 @@ def parse_metadata(handle: Any) -> GroupMetadata:
         raise ExitProcess("the client's group metadata has a form that is not known here")
     (generation,) = struct.unpack_from("=i", data, len(_MAGIC))
     return GroupMetadata(fields[0].decode(), generation, fields[1].decode(), handle)
+
+
+def to_record(message: Any) -> Record:
+    headers: Any = message.headers() or ()
+    kind, timestamp = message.timestamp()
+    return Record(
+        topic=str(message.topic()),
+        partition=_number(message.partition()),
+        offset=_number(message.offset()),
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(headers),
+        timestamp_ms=timestamp if kind else -1,
+    )
+
+
+def _number(value: int | None) -> int:
+    if value is None:
+        raise ExitProcess("a message without partition or offset")
+    return value

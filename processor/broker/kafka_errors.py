@@ -7,7 +7,7 @@ those of Kafka's protocol; with an underscore in front, librdkafka's own.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 from processor.errors import (
     AbortAndRewind,
@@ -102,3 +102,16 @@ def consumer_error(error: ClientError, where: str) -> ExitProcess | None:
         logger.warning("%s", kind, extra={"action": "wait"})
         return None
     return ExitProcess(str(kind))
+
+
+def is_record(message: Any) -> bool:
+    """Whether it is one, and not news: raises `ExitProcess` for news that we cannot live with.
+
+    A record without a value is false as a condition, so messages are compared with None.
+    """
+    error = message.error()
+    if error is None:
+        return True
+    if (serious := consumer_error(error, f"consumer of {message.topic()}")) is not None:
+        raise serious
+    return False

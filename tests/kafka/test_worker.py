@@ -278,6 +278,6 @@ def test_generate_and_check(world: KafkaWorld) -> None:
 
 
 def test_no_broker_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("processor.broker.kafka_admin.CONNECT_S", 0.5)
+    monkeypatch.setattr("processor.broker.kafka.CONNECT_S", 0.5)
     with pytest.raises(ConfigError, match="bootstrap_servers = 'localhost:1'"):
         check_topics(KafkaSettings(bootstrap_servers="localhost:1"), ["t"])
