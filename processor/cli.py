@@ -98,8 +98,9 @@ def demo(
         worker.run(until=done)
     seconds = time.monotonic() - begun
     restore()
-    result = show.summary(staged, loaded, counters.snapshot(), seconds)
-    console.print_demo(result)
+    found = show.audit(staged, loaded)
+    result = show.summary(found, staged.records, counters.snapshot(), seconds)
+    console.print_demo(result, found.reasons)
     if json is not None:
         json.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
     if result["lost"] or result["doubled"]:

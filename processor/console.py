@@ -116,7 +116,7 @@ def _mix(snapshot: Snapshot, policy: str) -> str:
     return shown + (", ..." if len(counts) > 3 else "")
 
 
-def print_demo(result: Mapping[str, Any]) -> None:
+def print_demo(result: Mapping[str, Any], reasons: Mapping[str, int]) -> None:
     columns = ("policy", "events", "prefix tokens", "suffix tokens", "metric", "value")
     rows = [[name, *policy.values()] for name, policy in result["policies"].items()]
     output.print(table("Measured on labelled events", columns, rows))
@@ -127,6 +127,8 @@ def print_demo(result: Mapping[str, Any]) -> None:
         f"{result['prompt_tokens_saved']:.1%} of the prompt tokens not computed",
         highlight=False,
     )
+    shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    output.print(f"Rejected: {shown}", highlight=False)
 
 
 def print_reports(reports: Sequence[PolicyReport]) -> None:

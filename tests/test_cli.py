@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from processor import cli
+from processor.demo.damage import DAMAGES, reason
 from processor.demo.orders import orders
 from tests.engine.conftest import text_policy
 from tests.engine.tiny import save_tiny_model
@@ -103,7 +104,7 @@ def test_demo_accounts_for_every_record(run: Run, policies: Path, tmp_path: Path
     assert status == 0
     assert result["lost"] == result["doubled"] == 0
     assert result["records"] == result["decisions"] + result["rejections"] == 40
-    assert result["rejections"] >= 13  # each kind of damage once
+    assert result["rejections"] >= len(DAMAGES) - 1 > 13
     assert set(result["policies"]) == {"desk", "mail"}
     mail = result["policies"]["mail"]
     assert mail["metric"] == "accuracy"
@@ -118,6 +119,9 @@ def test_demo_accounts_for_every_record(run: Run, policies: Path, tmp_path: Path
     )
     assert result["prompt_tokens_saved"] == pytest.approx(1 - computed / prompts)
     assert "0 lost, 0 doubled" in out.replace("\n", " ")
+    reasons = dict(part.split() for part in out.split("Rejected: ")[1].split(", "))
+    assert set(reasons) == {reason(name) for name in DAMAGES}  # each kind, by its type
+    assert sum(map(int, reasons.values())) == result["rejections"]
 
 
 def test_policy_check_and_warm(run: Run, policies: Path) -> None:

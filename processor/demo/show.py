@@ -178,22 +178,19 @@ def _value(scene: Scene, judged: Sequence[tuple[Decision, str]]) -> float | None
     return float(roc_auc_score(is_positive, [d.scores[positive] for d, _ in judged]))
 
 
-def summary(
-    staged: Staged, policies: Sequence[Policy], snapshot: Snapshot, seconds: float
-) -> dict[str, Any]:
+def summary(found: Audit, records: int, snapshot: Snapshot, seconds: float) -> dict[str, Any]:
     """The result for machines. `prompt_tokens_saved` is the share of all prompt tokens that no
     pass computed; the one capture of each prefix counts as computed."""
-    found = audit(staged, policies)
     captured = sum(result.prefix_tokens for result in found.policies.values())
     prompts = snapshot.tokens_saved + snapshot.tokens_computed
     return {
-        "records": staged.records,
+        "records": records,
         "decisions": found.decisions,
         "rejections": found.rejections,
         "lost": found.lost,
         "doubled": found.doubled,
         "seconds": seconds,
-        "events_per_s": staged.records / seconds,
+        "events_per_s": records / seconds,
         "prompt_tokens_saved": 1 - (snapshot.tokens_computed + captured) / max(1, prompts),
         "policies": {name: asdict(result) for name, result in found.policies.items()},
     }

@@ -62,8 +62,8 @@ class LoadedModel:
         """The decoder without its head: (input_ids, ...) -> last_hidden_state [1, R, d]."""
         return self.model.base_model
 
-    def label_head(self, token_ids: list[int]) -> Callable[[Tensor], Tensor]:
-        """fp32 logits of a few tokens: hidden [N, d] -> [N, len(token_ids)].
+    def label_head(self, token_ids: list[int] | slice) -> Callable[[Tensor], Tensor]:
+        """fp32 logits of some tokens: hidden [N, d] -> [N, tokens].
 
         Only these rows of the head are multiplied; its bias, soft cap (gemma2) and scale
         (granite divides, cohere multiplies) are kept.

@@ -81,8 +81,7 @@ class PrefixScorer:
         the question. Multiplies the whole head, so it is for checks and samples."""
         hidden, [span] = self._forward([suffix])
         last = hidden[span.start + len(suffix.token_ids) - 1]
-        vocabulary = self.model.model.config.vocab_size
-        logits = self.model.label_head(list(range(vocabulary)))(last[None])[0]
+        logits = self.model.label_head(slice(None))(last[None])[0]
         first = list(self._loaded[suffix.policy].trie.first_tokens)
         return float(torch.softmax(logits, dim=-1)[first].sum())
 
