@@ -126,9 +126,10 @@ def print_demo(result: Mapping[str, Any], reasons: Mapping[str, int]) -> None:
         f"{result['seconds']:.1f} s, {result['events_per_s']:.2f} events/s; "
         f"{result['prompt_tokens_saved']:.1%} of the prompt tokens not computed",
         highlight=False,
+        soft_wrap=True,
     )
     shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-    output.print(f"Rejected: {shown}", highlight=False)
+    output.print(f"Rejected: {shown}", highlight=False, soft_wrap=True)
 
 
 def print_reports(reports: Sequence[PolicyReport]) -> None:
