@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,3 +54,20 @@ def pack(lengths: Sequence[int], budget: Budget) -> list[range]:
     if start < len(lengths):
         batches.append(range(start, len(lengths)))
     return batches
+
+
+class Ladder:
+    """The numbers of rows that a forward pass may have: each is a multiple of `step` and at most
+    8 % (or one step) above the one before. Few sizes bound the memory that a process ever asks
+    for, and on a GPU allow one captured graph for each; small steps bound the padding."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._rungs = [step]
+
+    def rung(self, rows: int) -> int:
+        """The smallest rung that holds so many rows."""
+        while self._rungs[-1] < rows:
+            last = self._rungs[-1]
+            self._rungs.append(last + max(self._step, int(last * 0.08) // self._step * self._step))
+        return self._rungs[bisect_left(self._rungs, rows)]

@@ -18,7 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from processor.engine import attention
+from processor.engine.backend import choose_backend
 from processor.engine.dtype import choose_dtype
+from processor.engine.forward import TailRows, install_tail
+from processor.engine.plan import Backend
 from processor.engine.source import config_errors, find_weights
 from processor.errors import ConfigError
 
@@ -47,6 +50,9 @@ class LoadedModel:
     fingerprint: str
     numerics: str
     dtype_note: str
+    backend: Backend
+    tail: TailRows
+    last_layer: int | None
 
     @property
     def device(self) -> torch.device:
@@ -122,27 +128,41 @@ def load_model(
     if lacking := [*info["missing_keys"], *map(str, info["mismatched_keys"])]:
         remedy = f"no causal language model: {lacking[0]} and {len(lacking) - 1} more are missing"
         raise ConfigError("settings", "model.source", source, remedy)
-    model = prepare_model(model.to(place))
     progress("hashing weights")
-    return LoadedModel(
-        name=Path(source).name if Path(source).expanduser().exists() else source,
-        model=model,
-        tokenizer=tokenizer,
-        fingerprint=fingerprint_folder(folder),
-        numerics=fingerprint_numerics(model),
-        dtype_note=note,
-    )
+    name = Path(source).name if Path(source).expanduser().exists() else source
+    fingerprint = fingerprint_folder(folder)
+    return prepare_model(model.to(place), tokenizer, name, fingerprint, note)
 
 
-def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Switch to the plugged-in attention, in eval mode. Asserts that the switch took: transformers
-    only warns where a modeling file does not use the interface."""
+def prepare_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    fingerprint: str,
+    dtype_note: str,
+    backend: Backend | None = None,
+) -> LoadedModel:
+    """Make a model ready: eval mode, our attention, its back-end, and a last layer that computes
+    wanted rows only. Asserts that attention was switched: transformers only warns where a modeling
+    file does not use the interface."""
     model.set_attn_implementation(attention.NAME)
     if model.config._attn_implementation != attention.NAME:
         raise ConfigError("settings", "model.source", model.config.model_type, "no attention hook")
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
-    return model
+    backend = backend or choose_backend(model)
+    tail, last_layer = install_tail(model)
+    return LoadedModel(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        numerics=fingerprint_numerics(model, backend),
+        dtype_note=dtype_note,
+        backend=backend,
+        tail=tail,
+        last_layer=last_layer,
+    )
 
 
 def _refuse_unsupported(source: str, config: Any) -> None:
@@ -188,7 +208,7 @@ def fingerprint_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_numerics(model: PreTrainedModel) -> str:
+def fingerprint_numerics(model: PreTrainedModel, backend: Backend) -> str:
     """SHA-256 over what decides bits besides the weights: equal bits are promised within one."""
     chip = (
         torch.cuda.get_device_name(model.device)
@@ -196,7 +216,8 @@ def fingerprint_numerics(model: PreTrainedModel) -> str:
         else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     )
     facts = {
-        "attention": f"{attention.NAME}/{attention.REVISION}/{attention.ROW_TILE}",
+        "attention": backend.name,
+        "tile": backend.tile,
         "chip": chip,
         "device": model.device.type,
         "dtype": str(model.dtype),

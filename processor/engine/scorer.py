@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from processor.core.batch import MicroBatch, Suffix
+from processor.core.batch import Ladder, MicroBatch, Suffix
 from processor.core.decision import Provenance, Scores
 from processor.engine import attention
-from processor.engine.attention import ROW_TILE, EventRows, Plan, Segment
+from processor.engine.forward import run_plan
 from processor.engine.labels import LabelTrie
 from processor.engine.model import LoadedModel
+from processor.engine.plan import EventRows, Plan, Segment
 from processor.engine.prefix import FrozenPrefix, capture_prefix
 from processor.engine.tokenizer import CompiledPolicy
+
+HEAD_TILE = 64  # rows of the label product
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class PrefixScorer:
     """Implements `core.pipeline.Scorer`. Not thread-safe: one thread owns the model.
 
     A pass holds the rows of all its events, one event after the other, filled up with rows of
-    padding to a multiple of `ROW_TILE`.
+    padding to the next rung of a ladder.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class PrefixScorer:
     ) -> None:
         self.model = model
         self._loaded: dict[str, _Loaded] = {}
+        self._ladder = Ladder(model.backend.tile)
         for compiled in policies:
             progress(f"capturing {compiled.policy.name} ({compiled.prefix_tokens} tokens)")
             self._loaded[compiled.policy.name] = _load(model, compiled)
@@ -68,59 +73,57 @@ class PrefixScorer:
             return []
         order = sorted(range(len(batch)), key=lambda i: batch.suffixes[i].policy)
         suffixes = [batch.suffixes[i] for i in order]
-        hidden, spans = self._forward(suffixes)
-        scores = {
-            place: self._label_scores(hidden, suffix, span)
-            for place, suffix, span in zip(order, suffixes, spans, strict=True)
-        }
+        hidden, events = self._forward(suffixes)
+        scores: dict[int, Scores] = {}
+        begun = 0
+        for policy, members in groupby(suffixes, key=lambda suffix: suffix.policy):
+            end = begun + len(list(members))
+            found = self._label_scores(policy, hidden, events[begun:end])
+            scores.update(zip(order[begun:end], found, strict=True))
+            begun = end
         return [scores[place] for place in range(len(batch))]
 
     @torch.inference_mode()
     def label_mass(self, suffix: Suffix) -> float:
         """Probability that the model's next token begins any label at all: how far it answers
         the question. Multiplies the whole head, so it is for checks and samples."""
-        hidden, [span] = self._forward([suffix])
-        last = hidden[span.start + len(suffix.token_ids) - 1]
+        hidden, [event] = self._forward([suffix])
+        last = hidden[event.stop - event.tail]
         logits = self.model.label_head(slice(None))(last[None])[0]
         first = list(self._loaded[suffix.policy].trie.first_tokens)
         return float(torch.softmax(logits, dim=-1)[first].sum())
 
     def _forward(self, suffixes: Sequence[Suffix]) -> tuple[Tensor, list[EventRows]]:
-        """Last hidden states [R, d] of all rows, and the rows of each event."""
+        """Last hidden states [R, d], true at the tail rows of each event, and these events."""
         ids: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
-        events: list[EventRows] = []
-        for suffix in suffixes:
-            start, loaded = len(ids), self._loaded[suffix.policy]
-            row_ids, row_positions = _event_rows(suffix, loaded)
-            ids += row_ids
-            positions += row_positions
-            events.append(EventRows(start, len(ids), _tree(loaded.trie, suffix, self.model)))
-            if segments and segments[-1].prefix is loaded.prefix:
-                start = segments.pop().start
-            segments.append(Segment(loaded.prefix, start, len(ids)))
-        spans = list(events)
-        if padding := -len(ids) % ROW_TILE:  # an event of its own, in the last segment
-            events.append(EventRows(len(ids), len(ids) + padding))
-            ids += [0] * padding
-            positions += range(positions[-1] + 1, positions[-1] + 1 + padding)
-            segments[-1] = replace(segments[-1], stop=len(ids))
-        device = self.model.device
-        places = torch.tensor(positions, device=device)
-        out = self.model.body(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=places[None],
-            use_cache=False,
-            prefix_plan=Plan(segments, events, places),
-        )
-        return out.last_hidden_state[0], spans
+        for policy, members in groupby(suffixes, key=lambda suffix: suffix.policy):
+            loaded, events = self._loaded[policy], []
+            for suffix in members:
+                start = len(ids)
+                row_ids, row_positions = _event_rows(suffix, loaded)
+                ids += row_ids
+                positions += row_positions
+                tree = _tree(loaded.trie, suffix, self.model)
+                events.append(EventRows(start, len(ids), 1 + loaded.trie.rows, tree))
+            segments.append(Segment(loaded.prefix.spans, events))
+        padding = self._ladder.rung(len(ids)) - len(ids)
+        ids += [0] * padding
+        positions += [0] * padding
+        places = torch.tensor(positions, device=self.model.device)
+        plan = Plan(segments, places, self.model.backend, self.model.last_layer)
+        return run_plan(self.model.body, self.model.tail, ids, plan), list(plan.events)
 
-    def _label_scores(self, hidden: Tensor, suffix: Suffix, span: EventRows) -> Scores:
-        loaded = self._loaded[suffix.policy]
-        label_start = span.start + len(suffix.token_ids)
-        rows = [label_start + branching.row for branching in loaded.trie.branchings]
-        return _path_scores(loaded, _tiled(loaded.label_logits, hidden[rows]))
+    def _label_scores(
+        self, policy: str, hidden: Tensor, events: Sequence[EventRows]
+    ) -> list[Scores]:
+        """Scores of events of one policy."""
+        loaded = self._loaded[policy]
+        behind = [branching.row - loaded.trie.rows for branching in loaded.trie.branchings]
+        rows = hidden[[event.stop + row for event in events for row in behind]]
+        logits = _tiled(loaded.label_logits, rows)
+        return _path_scores(loaded, logits.view(len(events), len(behind), -1))
 
     @torch.inference_mode()
     def reference_score(self, suffix: Suffix) -> Scores:
@@ -137,7 +140,7 @@ class PrefixScorer:
                     input_ids=torch.tensor([ids], device=self.model.device), use_cache=False
                 )
                 states.append(out.last_hidden_state[0, -1])
-        return _path_scores(loaded, loaded.label_logits(torch.stack(states)))
+        return _path_scores(loaded, loaded.label_logits(torch.stack(states))[None])[0]
 
 
 def _load(model: LoadedModel, compiled: CompiledPolicy) -> _Loaded:
@@ -165,20 +168,26 @@ def _tree(trie: LabelTrie, suffix: Suffix, model: LoadedModel) -> Tensor | None:
 
 
 def _tiled(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Apply a matrix product to rows filled up to a tile."""
-    padding = -len(rows) % ROW_TILE
+    """Apply a matrix product to rows filled up to a tile, for equal bits."""
+    padding = -len(rows) % HEAD_TILE
     return function(torch.nn.functional.pad(rows, (0, 0, 0, padding)))[: len(rows)]
 
 
-def _path_scores(loaded: _Loaded, logits: Tensor) -> Scores:
-    """Log-probability of each label from the logits [branchings, label tokens]."""
+def _path_scores(loaded: _Loaded, logits: Tensor) -> list[Scores]:
+    """Log-probabilities of the labels from logits [events, branchings, label tokens]."""
     branches = [
-        torch.log_softmax(row[columns], dim=-1).tolist()
-        for row, columns in zip(logits, loaded.columns, strict=True)
+        torch.log_softmax(logits[:, place, columns], dim=-1).tolist()
+        for place, columns in enumerate(loaded.columns)
     ]
-    return Scores(
-        tuple(sum(branches[b][branch] for b, branch in edges) for edges in loaded.trie.edges)
-    )
+    return [
+        Scores(
+            tuple(
+                sum(branches[b][event][branch] for b, branch in edges)
+                for edges in loaded.trie.edges
+            )
+        )
+        for event in range(len(logits))
+    ]
 
 
 def _row_path(trie: LabelTrie, row: int) -> list[int]:

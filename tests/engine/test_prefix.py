@@ -20,7 +20,8 @@ def test_a_thousand_events_change_no_bit(make_policy: MakePolicy) -> None:
     policies = [make_policy("orders"), make_policy("other", ("ok", "fraud"), prefix="Be brief.")]
     tokenizer = SuffixTokenizer(model, policies)
     scorer = PrefixScorer(model, tokenizer.policies.values())
-    before = [t.clone() for t in (*scorer.prefix("orders").keys, *scorer.prefix("orders").values)]
+    [span] = scorer.prefix("orders").spans
+    before = [t.clone() for t in (*span.keys, *span.values)]
     same = Suffix("orders", tokenizer.encode("orders", '{"text":"hello"}'))
     rng = random.Random(7)
     seen = []
@@ -34,7 +35,7 @@ def test_a_thousand_events_change_no_bit(make_policy: MakePolicy) -> None:
         seen.append(scorer.score(MicroBatch(tuple(batch)))[place])
     [alone] = scorer.score(MicroBatch((same,)))
     assert all(scores == alone for scores in seen)
-    after = (*scorer.prefix("orders").keys, *scorer.prefix("orders").values)
+    after = (*span.keys, *span.values)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert scorer.prefix("orders").check_integrity()
     assert scorer.prefix("other").check_integrity()
@@ -46,7 +47,7 @@ def test_integrity_check_sees_one_changed_value(make_policy: MakePolicy) -> None
     prefix = PrefixScorer(model, tokenizer.policies.values()).prefix("orders")
     assert prefix.nbytes == 2 * 3 * 2 * len(prefix) * 8 * 4  # k and v, layers, heads, P, D, fp32
     with torch.inference_mode():
-        prefix.values[1][0, 3, 2] += 1e-3
+        prefix.spans[0].values[1][0, 3, 2] += 1e-3
     assert not prefix.check_integrity()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from processor.core.policy import Policy
 from processor.engine.backends import copy_backends
-from processor.engine.model import LoadedModel
 from processor.engine.prompt import PROBES, full_ids, prompt_text
 from processor.engine.tokenizer import SuffixTokenizer, compile_policy
 from processor.errors import ConfigError, RejectRecord
@@ -139,7 +139,7 @@ def test_a_tokenizer_that_prepends_a_space(make_policy: MakePolicy) -> None:
     policy = make_policy()
     tokens = copy_backends(tokenizer)
     compiled = compile_policy(tokens, policy)
-    model = LoadedModel("m", MODEL.model, tokenizer, "", "", "")
+    model = replace(MODEL, tokenizer=tokenizer)
     ids = SuffixTokenizer(model, [policy]).encode("orders", PROBES[0])
     text = prompt_text(policy, tokens)
     assert [*compiled.cut.prefix_ids, *ids] == full_ids(tokens, text, PROBES[0])[0]

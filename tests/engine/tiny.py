@@ -11,7 +11,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from processor.engine.model import LoadedModel, fingerprint_numerics, prepare_model
+from processor.engine.model import LoadedModel, prepare_model
+from processor.engine.plan import Backend
 
 CORPUS = [
     "Approve the order unless a rule below says otherwise. Decision: approve decline review",
@@ -113,7 +114,11 @@ def tiny_config(kind: str, **changes: Any) -> Any:
 
 
 def tiny_model(
-    kind: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+    kind: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    backend: Backend | None = None,
+    **changes: Any,
 ) -> LoadedModel:
     torch.manual_seed(seed)
     build: Any = AutoModelForCausalLM
@@ -121,15 +126,8 @@ def tiny_model(
     if kind == "gpt_oss":  # uninitialised in a random model, and a sink of 0 hardly shows
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
-    prepared = prepare_model(model.to(dtype))
-    return LoadedModel(
-        name=f"tiny-{kind}",
-        model=prepared,
-        tokenizer=tiny_tokenizer(),
-        fingerprint="0" * 64,
-        numerics=fingerprint_numerics(prepared),
-        dtype_note="",
-    )
+    name, note = f"tiny-{kind}", ""
+    return prepare_model(model.to(dtype), tiny_tokenizer(), name, "0" * 64, note, backend)
 
 
 def save_tiny_model(folder: Path, **changes: Any) -> Path:
