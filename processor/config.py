@@ -114,6 +114,10 @@ class ModelSettings(_Section):
         default_factory=lambda: _cache_dir(os.environ)
     )
     threads: Annotated[int, Field(ge=0, description="0: all cores")] = 0
+    kernels: Annotated[
+        Literal["auto", "torch"],
+        Field(description="auto: compile our CPU kernels where they serve; torch: its own only"),
+    ] = "auto"
 
     @model_validator(mode="after")
     def _revision_of_a_hub_id(self) -> Self:

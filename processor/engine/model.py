@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from processor.engine import attention
+from processor.engine.attend_native import NativeBackend
 from processor.engine.backend import choose_backend
 from processor.engine.dtype import choose_dtype
 from processor.engine.forward import TailRows, install_tail
+from processor.engine.fuse import Switch, fuse
 from processor.engine.plan import Backend
 from processor.engine.source import config_errors, find_weights
 from processor.errors import ConfigError
@@ -51,6 +54,7 @@ class LoadedModel:
     numerics: str
     dtype_note: str
     backend: Backend
+    switch: Switch
     tail: TailRows
     last_layer: int | None
 
@@ -67,6 +71,16 @@ class LoadedModel:
     def body(self) -> Any:
         """The decoder without its head: (input_ids, ...) -> last_hidden_state [1, R, d]."""
         return self.model.base_model
+
+    @contextmanager
+    def stock(self, implementation: str = "eager") -> Iterator[None]:
+        """transformers' own attention and torch's own products for a while: the reference."""
+        self.model.set_attn_implementation(implementation)
+        try:
+            with self.switch.off():
+                yield
+        finally:
+            self.model.set_attn_implementation(attention.NAME)
 
     def label_head(self, token_ids: list[int] | slice) -> Callable[[Tensor], Tensor]:
         """fp32 logits of some tokens: hidden [N, d] -> [N, tokens].
@@ -96,6 +110,7 @@ def load_model(
     device: str = "auto",
     cache_dir: Path,
     threads: int = 0,
+    kernels: str = "auto",
     revision: str | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> LoadedModel:
@@ -131,7 +146,9 @@ def load_model(
     progress("hashing weights")
     name = Path(source).name if Path(source).expanduser().exists() else source
     fingerprint = fingerprint_folder(folder)
-    return prepare_model(model.to(place), tokenizer, name, fingerprint, note)
+    model = model.to(place)
+    backend = choose_backend(model, kernels, cache_dir)
+    return prepare_model(model, tokenizer, name, fingerprint, note, backend)
 
 
 def prepare_model(
@@ -140,7 +157,7 @@ def prepare_model(
     name: str,
     fingerprint: str,
     dtype_note: str,
-    backend: Backend | None = None,
+    backend: Backend,
 ) -> LoadedModel:
     """Make a model ready: eval mode, our attention, its back-end, and a last layer that computes
     wanted rows only. Asserts that attention was switched: transformers only warns where a modeling
@@ -150,7 +167,7 @@ def prepare_model(
         raise ConfigError("settings", "model.source", model.config.model_type, "no attention hook")
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
-    backend = backend or choose_backend(model)
+    switch = fuse(model, backend.kernels) if isinstance(backend, NativeBackend) else Switch()
     tail, last_layer = install_tail(model)
     return LoadedModel(
         name=name,
@@ -160,6 +177,7 @@ def prepare_model(
         numerics=fingerprint_numerics(model, backend),
         dtype_note=dtype_note,
         backend=backend,
+        switch=switch,
         tail=tail,
         last_layer=last_layer,
     )

@@ -7,6 +7,7 @@ import torch
 
 from processor.core.batch import MicroBatch, Suffix
 from processor.engine.model import SUPPORTED
+from processor.engine.plan import Backend
 from processor.engine.scorer import PrefixScorer
 from processor.engine.tokenizer import SuffixTokenizer
 from tests.engine.conftest import MakePolicy
@@ -26,8 +27,13 @@ TEXTS = [
 TREE = ("events.find", "events.buy", "movies.find", "movies.showtimes", "approve")
 
 
-def build(kind: str, make_policy: MakePolicy, dtype: torch.dtype = torch.float32):  # type: ignore[no-untyped-def]
-    model = tiny_model(kind, dtype)
+def build(
+    kind: str,
+    make_policy: MakePolicy,
+    dtype: torch.dtype = torch.float32,
+    backend: Backend | None = None,
+) -> tuple[PrefixScorer, list[Suffix]]:
+    model = tiny_model(kind, dtype, backend=backend)
     policies = [
         make_policy("orders"),
         make_policy("tools", TREE, prefix="Choose a tool.", lead="Query: "),

@@ -10,19 +10,31 @@ import pytest
 import torch
 
 from processor.engine.attend_flash import FlashBackend
+from processor.engine.attend_native import NativeBackend
 from processor.engine.attend_plain import PlainBackend
+from processor.engine.kernels import load_kernels
 from processor.engine.plan import Backend, EventRows, Head, Plan, Segment
+from tests.engine.tiny import CACHE
 
 H, G, D = 2, 3, 16
 LAYER = 0
 NOISE = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.01}
-BACKENDS: list[Backend] = [FlashBackend()]
+KERNELS = load_kernels(CACHE)
+NATIVE: list[Backend] = [NativeBackend(KERNELS)] if KERNELS else []
+CASES = [
+    *((FlashBackend(), dtype) for dtype in NOISE),
+    *((backend, torch.float32) for backend in NATIVE),
+]
 HEADS = {
     "plain": Head(scale=0.3),
     "window": Head(scale=0.3, window=20),
     "narrow": Head(scale=0.3, window=4),
     "sinks": Head(scale=0.3, sinks=torch.linspace(-1, 2, H * G).view(H, G)),
 }
+
+
+def case_id(value: object) -> str:
+    return str(getattr(value, "name", value)).partition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -76,8 +88,7 @@ def query_key_value(rows: int, dtype: torch.dtype, seed: int = 5) -> tuple[torch
 
 @pytest.mark.parametrize("head", list(HEADS))
 @pytest.mark.parametrize("last_layer", [None, LAYER])
-@pytest.mark.parametrize("dtype", list(NOISE))
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: str(b.name))
+@pytest.mark.parametrize(("backend", "dtype"), CASES, ids=case_id)
 def test_equals_the_plain_one(
     backend: Backend, dtype: torch.dtype, last_layer: int | None, head: str
 ) -> None:
@@ -96,7 +107,7 @@ def test_equals_the_plain_one(
 
 
 @pytest.mark.parametrize("head", list(HEADS))
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: str(b.name))
+@pytest.mark.parametrize("backend", [FlashBackend(), *NATIVE], ids=case_id)
 def test_equal_bits_in_any_company(backend: Backend, head: str) -> None:
     """An event's rows are the same alone, among others, and over a prefix in one piece or two."""
     whole = span(10, 300, torch.float32)

@@ -11,6 +11,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from processor.config import load_settings
+from processor.engine.backend import choose_backend
 from processor.engine.model import LoadedModel, prepare_model
 from processor.engine.plan import Backend
 
@@ -26,6 +28,7 @@ CHAT_TEMPLATE = (
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WINDOW = 12
+CACHE = load_settings(None, {}).model.cache_dir
 CONTEXT = 1024
 
 _BASE: dict[str, Any] = {
@@ -120,18 +123,24 @@ def tiny_model(
     backend: Backend | None = None,
     **changes: Any,
 ) -> LoadedModel:
+    model = random_model(kind, seed, **changes).to(dtype)
+    backend = backend or choose_backend(model, "auto", CACHE)
+    name = f"tiny-{kind}"
+    return prepare_model(model, tiny_tokenizer(), name, "0" * 64, "", backend)
+
+
+def random_model(kind: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     build: Any = AutoModelForCausalLM
     model = build.from_config(tiny_config(kind, **changes))
     if kind == "gpt_oss":  # uninitialised in a random model, and a sink of 0 hardly shows
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
-    name, note = f"tiny-{kind}", ""
-    return prepare_model(model.to(dtype), tiny_tokenizer(), name, "0" * 64, note, backend)
+    return model
 
 
 def save_tiny_model(folder: Path, **changes: Any) -> Path:
     """A model folder as a hub id would give one."""
-    tiny_model("llama", **changes).model.save_pretrained(folder)
+    random_model("llama", **changes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

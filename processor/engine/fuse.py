@@ -1,0 +1,119 @@
+"""Putting the compiled kernels into a loaded model: its linear layers, and norms and gated
+activations where they are of the usual kind, which is found out by trying them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from processor.engine.kernels import Kernels
+
+_TOLERANCE = 1e-5
+
+
+class Switch:
+    """Whether the kernels are in use. Off: the same model by torch alone, as reference."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        self.on = False
+        try:
+            yield
+        finally:
+            self.on = True
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear layer whose weight is held in panels; `weight` [N, K] is made anew at each use."""
+
+    def __init__(self, linear: torch.nn.Linear, kernels: Kernels, switch: Switch) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("panels", kernels.pack(linear.weight.detach()))
+        self.bias = linear.bias
+        self._kernels, self._switch = kernels, switch
+
+    @property
+    def weight(self) -> Tensor:
+        panels: Any = self.panels
+        wide: Tensor = panels.transpose(1, 2).reshape(-1, self.in_features)
+        return wide[: self.out_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._switch.on:
+            return torch.nn.functional.linear(x, self.weight, self.bias)
+        panels: Any = self.panels
+        return self._kernels.linear(x, panels, self.bias, self.out_features)
+
+
+def fuse(model: PreTrainedModel, kernels: Kernels) -> Switch:
+    """Change a model (fp32, on the CPU) in place. The head stays as it is."""
+    switch = Switch()
+    body: Any = model.base_model
+    with torch.inference_mode():
+        for module in list(body.modules()):
+            _fuse_norm(module, kernels, switch)
+            _fuse_gate(module, kernels, switch)
+        for module in list(body.modules()):
+            for name, child in list(module.named_children()):
+                if type(child) is torch.nn.Linear:
+                    setattr(module, name, PackedLinear(child, kernels, switch))
+    return switch
+
+
+def _fuse_norm(module: Any, kernels: Kernels, switch: Switch) -> None:
+    weight = getattr(module, "weight", None)
+    if not type(module).__name__.endswith("RMSNorm") or weight is None or weight.dim() != 1:
+        return
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(eps, float):
+        return
+    for offset in (0.0, 1.0):  # gemma scales by 1 + weight
+        candidate = _norm(kernels, weight, eps, offset)
+        if _same(module, candidate, len(weight)):
+            module.forward = _switched(switch, candidate, module.forward)
+            return
+
+
+def _norm(
+    kernels: Kernels, weight: Tensor, eps: float, offset: float
+) -> Callable[[Tensor], Tensor]:
+    return lambda x: kernels.rms_norm(x, weight, eps, offset)
+
+
+def _fuse_gate(module: Any, kernels: Kernels, switch: Switch) -> None:
+    if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
+        return
+    if not isinstance(getattr(module, "gate_proj", None), torch.nn.Linear):
+        return
+
+    def gated(x: Tensor) -> Tensor:
+        down: Tensor = module.down_proj(kernels.silu_mul(module.gate_proj(x), module.up_proj(x)))
+        return down
+
+    if _same(module, gated, module.gate_proj.in_features):
+        module.forward = _switched(switch, gated, module.forward)
+
+
+def _switched(
+    switch: Switch, ours: Callable[[Tensor], Tensor], theirs: Callable[..., Any]
+) -> Callable[..., Any]:
+    return lambda x: ours(x) if switch.on else theirs(x)
+
+
+def _same(module: Any, candidate: Callable[[Tensor], Tensor], size: int) -> bool:
+    """Whether the candidate computes what the module does, on random rows."""
+    probe = torch.randn(3, size, generator=torch.Generator().manual_seed(0)) * 2
+    expected = module(probe)
+    if not isinstance(expected, Tensor):
+        return False
+    scale = float(expected.abs().max()) + 1e-30
+    return bool((candidate(probe) - expected).abs().max() <= _TOLERANCE * scale)
