@@ -9,21 +9,28 @@ arXiv:2402.05099; FlashAttention's split rule, arXiv:2205.14135, section 3.1):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from processor.engine.plan import EventRows, Head, Plan, Segment, causal
+from processor.engine.kernels import Kernels
+from processor.engine.plan import TILE, EventRows, Head, Plan, Segment, causal
 
 _HIDDEN = -1e30  # finite, so that a row that sees no key has a finite (and weightless) result
 
 
+@dataclass(frozen=True)
 class FlashBackend:
     """Matrix libraries choose kernels by the number of rows, and small or odd numbers get others,
     with other roundings: the prefix is attended to in whole tiles of rows."""
 
-    name = "flash/3"
-    tile = 64
+    kernels: Kernels | None = None
+    tile: int = TILE
+
+    @property
+    def name(self) -> str:
+        return f"flash/3/{self.kernels.identity if self.kernels else 'torch'}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, head: Head, plan: Plan, layer: int) -> Tensor:
         """The merge is one operation over all rows, not one per segment: vectorized loops end in

@@ -7,20 +7,20 @@ A row's bits depend on its event alone, so no tile of rows is needed.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from processor.engine.kernels import CAttention, CEvent, CSpan, Kernels
-from processor.engine.plan import Head, Plan, Segment
+from processor.engine.plan import LOOSE_TILE, Head, Plan, Segment
 
 
 @dataclass(frozen=True)
 class NativeBackend:
     kernels: Kernels
-    tile: int = field(default=16)  # of the ladder only: how coarse its small rungs are
+    tile: int = LOOSE_TILE
 
     @property
     def name(self) -> str:

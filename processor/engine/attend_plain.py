@@ -3,15 +3,23 @@ and what serves logits that no kernel at hand computes (soft-capping)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from processor.engine.plan import EventRows, Head, Plan, Segment, causal
+from processor.engine.kernels import Kernels
+from processor.engine.plan import TILE, EventRows, Head, Plan, Segment, causal
 
 
+@dataclass(frozen=True)
 class PlainBackend:
-    name = "plain/1"
-    tile = 64
+    kernels: Kernels | None = None
+    tile: int = TILE
+
+    @property
+    def name(self) -> str:
+        return f"plain/1/{self.kernels.identity if self.kernels else 'torch'}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, head: Head, plan: Plan, layer: int) -> Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)

@@ -368,21 +368,61 @@ extern "C" void attend(const Attention* a) {
     }
 }
 
-// y = x / sqrt(mean(x^2) + eps) * (offset + weight), over rows of d
-extern "C" void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t d,
-                         float eps, float offset) {
+typedef uint16_t half_vec __attribute__((vector_size(VL * 2), aligned(2)));
+
+// Elements as fp32 vectors: fp32 as it is, bf16 widened, and rounded to nearest even when stored.
+static inline vec get(const float* p) { return load(p); }
+static inline void put(float* p, vec v) { store(p, v); }
+static inline vec get(const uint16_t* p) {
+    return (vec)(__builtin_convertvector(*(const half_vec*)p, ivec) << 16);
+}
+static inline void put(uint16_t* p, vec v) {
+    ivec bits = (ivec)v, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
+    bits = v == v ? rounded : bits | 0x400000;  // a NaN stays one
+    *(half_vec*)p = __builtin_convertvector(bits >> 16, half_vec);
+}
+
+// The vector at j of a row of d: short rows and the end of a row are filled up with 0.
+template <class T>
+static inline vec get_some(const T* row, int64_t j, int64_t d) {
+    if (j + VL <= d) return get(row + j);
+    T some[VL] = {};
+    std::copy(row + j, row + d, some);
+    return get(some);
+}
+
+template <class T>
+static inline void put_some(T* row, int64_t j, int64_t d, vec v) {
+    if (j + VL <= d) return put(row + j, v);
+    T some[VL];
+    put(some, v);
+    std::copy_n(some, d - j, row + j);
+}
+
+template <class T>
+static void norm_rows(const T* x, const T* weight, T* y, int64_t rows, int64_t d, float eps,
+                      float offset) {
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const float* from = x + i * d;
+        const T* from = x + i * d;
         vec lanes = {};
-        int64_t j = 0;
-        for (; j + VL <= d; j += VL) lanes += load(from + j) * load(from + j);
+        for (int64_t j = 0; j < d; j += VL) {
+            vec v = get_some(from, j, d);
+            lanes += v * v;
+        }
         float squares = 0;
-        for (; j < d; j++) squares += from[j] * from[j];
         for (int l = 0; l < VL; l++) squares += lanes[l];
         float inverse = 1.0f / std::sqrt(squares / d + eps);
-        for (j = 0; j < d; j++) y[i * d + j] = from[j] * inverse * (offset + weight[j]);
+        for (int64_t j = 0; j < d; j += VL)
+            put_some(y + i * d, j, d, get_some(from, j, d) * inverse * (offset + get_some(weight, j, d)));
     }
+}
+
+// y = x / sqrt(mean(x^2) + eps) * (offset + weight), over rows of d; bf16 where `narrow`
+extern "C" void rms_norm(const void* x, const void* weight, void* y, int64_t rows, int64_t d,
+                         float eps, float offset, int64_t narrow) {
+    if (narrow) norm_rows((const uint16_t*)x, (const uint16_t*)weight, (uint16_t*)y, rows, d, eps, offset);
+    else norm_rows((const float*)x, (const float*)weight, (float*)y, rows, d, eps, offset);
 }
 
 static inline vec silu(vec g) {
@@ -390,12 +430,15 @@ static inline vec silu(vec g) {
     return g / (1.0f + exp2v(x > 126.0f ? splat(126.0f) : x));
 }
 
-// gate = silu(gate) * up, in place, over n numbers
-extern "C" void silu_mul(float* gate, const float* up, int64_t n) {
-    int64_t vectors = n / VL;
+template <class T>
+static void gate_rows(T* gate, const T* up, int64_t n) {
 #pragma omp parallel for
-    for (int64_t i = 0; i < vectors; i++)
-        store(gate + i * VL, silu(load(gate + i * VL)) * load(up + i * VL));
-    for (int64_t j = vectors * VL; j < n; j++)  // the same arithmetic, one lane of it
-        gate[j] = (silu(splat(gate[j])) * up[j])[0];
+    for (int64_t i = 0; i < ceil_div(n, VL); i++)
+        put_some(gate, i * VL, n, silu(get_some(gate, i * VL, n)) * get_some(up, i * VL, n));
+}
+
+// gate = silu(gate) * up, in place, over n numbers; bf16 where `narrow`
+extern "C" void silu_mul(void* gate, const void* up, int64_t n, int64_t narrow) {
+    if (narrow) gate_rows((uint16_t*)gate, (const uint16_t*)up, n);
+    else gate_rows((float*)gate, (const float*)up, n);
 }

@@ -63,7 +63,7 @@ class CAttention(ctypes.Structure):
 @dataclass(frozen=True)
 class Kernels:
     """The compiled functions. `identity` names source, flags, compiler and chip. All tensors are
-    fp32, on the CPU, contiguous."""
+    on the CPU and contiguous; fp32, and for what is element by element also bf16."""
 
     library: ctypes.CDLL
     identity: str
@@ -107,12 +107,16 @@ class Kernels:
             _int(size),
             ctypes.c_float(eps),
             ctypes.c_float(offset),
+            _int(x.dtype == torch.bfloat16),
         )
         return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, written over `gate`."""
-        self.library.silu_mul(_ptr(gate.data_ptr()), _ptr(up.data_ptr()), _int(gate.numel()))
+        narrow = _int(gate.dtype == torch.bfloat16)
+        self.library.silu_mul(
+            _ptr(gate.data_ptr()), _ptr(up.data_ptr()), _int(gate.numel()), narrow
+        )
         return gate
 
     def attend(self, arguments: CAttention) -> None:

@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from processor.engine import attention
-from processor.engine.attend_native import NativeBackend
 from processor.engine.backend import choose_backend
 from processor.engine.dtype import choose_dtype
 from processor.engine.forward import TailRows, install_tail
@@ -167,7 +166,7 @@ def prepare_model(
         raise ConfigError("settings", "model.source", model.config.model_type, "no attention hook")
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
-    switch = fuse(model, backend.kernels) if isinstance(backend, NativeBackend) else Switch()
+    switch = fuse(model, backend.kernels) if backend.kernels else Switch()
     tail, last_layer = install_tail(model)
     return LoadedModel(
         name=name,

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from processor.engine.kernels import Kernels
+
 # Prefix tokens are held in spans of whole blocks (but for the last), and kernels walk over keys in
 # such blocks: a prefix that is cut elsewhere, or not at all, gives the same bits.
 KEY_BLOCK = 128
+# Rows of products by torch's libraries come in multiples of TILE. Our own kernels need no tile; a
+# loose one keeps the number of sizes small.
+TILE, LOOSE_TILE = 64, 16
 
 
 class Span(Protocol):
@@ -121,6 +127,10 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """Part of the numerics fingerprint; changes when bits may."""
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Compiled ones for what surrounds attention, where they are to be used."""
 
     @property
     def tile(self) -> int:

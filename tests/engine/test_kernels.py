@@ -51,6 +51,19 @@ def test_norm_and_gate(kernels: Kernels) -> None:
     torch.testing.assert_close(kernels.silu_mul(gate.clone(), up), silu(gate) * up)
 
 
+def test_norm_and_gate_in_bf16(kernels: Kernels) -> None:
+    """Rounded once, where torch rounds after each step."""
+    x, w = (30 * normal(9, 50)).bfloat16(), normal(50).bfloat16()
+    exact = rms_norm(x.float(), [50], w.float(), 1e-6)
+    assert torch.equal(kernels.rms_norm(x, w, 1e-6, 0.0), exact.bfloat16())
+    gate, up = (60 * normal(3, 7, 11)).bfloat16(), normal(3, 7, 11).bfloat16()
+    gate[0, 0, 0], gate[0, 0, 1] = float("nan"), float("inf")
+    found = kernels.silu_mul(gate.clone(), up)
+    torch.testing.assert_close(
+        found.float(), silu(gate.float()) * up.float(), atol=1e-30, rtol=2**-8, equal_nan=True
+    )
+
+
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_thread(kernels: Kernels) -> None:
     x, w = normal(131, 300), kernels.pack(normal(70, 300))
     whole = kernels.linear(x, w, None, 70)
@@ -91,7 +104,7 @@ def test_a_packed_layer_gives_its_weight_back() -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler"):
         assert load_kernels(Path("unused")) is None
 
