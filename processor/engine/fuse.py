@@ -42,16 +42,20 @@ class PackedLinear(torch.nn.Module):
         self._kernels, self._switch = kernels, switch
 
     @property
-    def weight(self) -> Tensor:
+    def packed(self) -> Tensor:
         panels: Any = self.panels
-        wide: Tensor = panels.transpose(1, 2).reshape(-1, self.in_features)
+        found: Tensor = panels
+        return found
+
+    @property
+    def weight(self) -> Tensor:
+        wide = self.packed.transpose(1, 2).reshape(-1, self.in_features)
         return wide[: self.out_features]
 
     def forward(self, x: Tensor) -> Tensor:
         if not self._switch.on:
             return torch.nn.functional.linear(x, self.weight, self.bias)
-        panels: Any = self.panels
-        return self._kernels.linear(x, panels, self.bias, self.out_features)
+        return self._kernels.linear(x, self.packed, self.bias, self.out_features)
 
 
 def fuse(model: PreTrainedModel, kernels: Kernels) -> Switch:
@@ -97,7 +101,12 @@ def _fuse_gate(module: Any, kernels: Kernels, switch: Switch) -> None:
         return
 
     def gated(x: Tensor) -> Tensor:
-        down: Tensor = module.down_proj(kernels.silu_mul(module.gate_proj(x), module.up_proj(x)))
+        gate, up = module.gate_proj, module.up_proj
+        if isinstance(gate, PackedLinear) and gate.bias is None and up.bias is None:
+            inner = kernels.gated_linear(x, gate.packed, up.packed, gate.out_features)
+        else:
+            inner = kernels.silu_mul(gate(x), up(x))
+        down: Tensor = module.down_proj(inner)
         return down
 
     if _same(module, gated, module.gate_proj.in_features):

@@ -85,13 +85,19 @@ class Kernels:
         out = x.new_empty(*x.shape[:-1], columns)
         offset = None if bias is None else bias.data_ptr()
         self.library.linear(
-            _ptr(x.data_ptr()),
-            _ptr(panels.data_ptr()),
-            _ptr(offset),
-            _ptr(out.data_ptr()),
-            _int(x.numel() // depth),
-            _int(columns),
-            _int(depth),
+            *map(_ptr, (x.data_ptr(), panels.data_ptr(), offset, out.data_ptr())),
+            *map(_int, (x.numel() // depth, columns, depth)),
+        )
+        return out
+
+    def gated_linear(self, x: Tensor, gate: Tensor, up: Tensor, columns: int) -> Tensor:
+        """silu(x gate^T) * (x up^T), both weights packed: [..., columns]."""
+        x = x.contiguous()
+        depth = x.shape[-1]
+        out = x.new_empty(*x.shape[:-1], columns)
+        self.library.gated_linear(
+            *map(_ptr, (x.data_ptr(), gate.data_ptr(), up.data_ptr(), out.data_ptr())),
+            *map(_int, (x.numel() // depth, columns, depth)),
         )
         return out
 
@@ -100,11 +106,8 @@ class Kernels:
         x = x.contiguous()
         size, out = x.shape[-1], torch.empty_like(x)
         self.library.rms_norm(
-            _ptr(x.data_ptr()),
-            _ptr(weight.data_ptr()),
-            _ptr(out.data_ptr()),
-            _int(x.numel() // size),
-            _int(size),
+            *map(_ptr, (x.data_ptr(), weight.data_ptr(), out.data_ptr())),
+            *map(_int, (x.numel() // size, size)),
             ctypes.c_float(eps),
             ctypes.c_float(offset),
             _int(x.dtype == torch.bfloat16),

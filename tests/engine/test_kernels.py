@@ -42,6 +42,15 @@ def test_linear(kernels: Kernels, rows: int, columns: int, depth: int, bias: boo
     torch.testing.assert_close(found, linear(x, w, b), atol=1e-6 * depth, rtol=1e-5)
 
 
+def test_gated_linear(kernels: Kernels) -> None:
+    x, gate, up = normal(101, 77), normal(37, 77), normal(37, 77)
+    found = kernels.gated_linear(x, kernels.pack(gate), kernels.pack(up), 37)
+    expected = silu(linear(x, gate)) * linear(x, up)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    few = kernels.gated_linear(x[5:9], kernels.pack(gate), kernels.pack(up), 37)
+    assert torch.equal(few, found[5:9])
+
+
 def test_norm_and_gate(kernels: Kernels) -> None:
     x, w = 30 * normal(9, 50), normal(50)
     expected = rms_norm(x, [50], 1 + w, 1e-6)
