@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """The tokens of one event, and the policy whose prefix they follow."""
+    """The tokens of one event, and the policy whose prefix they follow, by its `key`."""
 
     policy: str
     token_ids: tuple[int, ...]
@@ -58,7 +58,7 @@ def pack(lengths: Sequence[int], budget: Budget) -> list[range]:
 
 class Ladder:
     """The numbers of rows that a forward pass may have: each is a multiple of `step` and at most
-    8 % (or one step) above the one before. Few sizes bound the memory that a process ever asks
+    4 % (or one step) above the one before. Few sizes bound the memory that a process ever asks
     for, and on a GPU allow one captured graph for each; small steps bound the padding."""
 
     def __init__(self, step: int) -> None:
@@ -69,5 +69,5 @@ class Ladder:
         """The smallest rung that holds so many rows."""
         while self._rungs[-1] < rows:
             last = self._rungs[-1]
-            self._rungs.append(last + max(self._step, int(last * 0.08) // self._step * self._step))
+            self._rungs.append(last + max(self._step, int(last * 0.04) // self._step * self._step))
         return self._rungs[bisect_left(self._rungs, rows)]

@@ -125,6 +125,16 @@ class PolicySpec(_Strict):
     thresholds: Thresholds = Thresholds()
     calibration: Calibration = Calibration()
     topics: Topics
+    tenant: Annotated[
+        str | None, Field(min_length=1, max_length=200, description="who the policy belongs to")
+    ] = None
+    share_prefix: Annotated[
+        bool,
+        Field(
+            description="other tenants' policies that say so too may share the beginning of the "
+            "prefix in memory; how fast a policy is ready then tells whether another begins alike"
+        ),
+    ] = False
 
     @model_validator(mode="after")
     def _labels_fit(self) -> Self:
@@ -153,15 +163,22 @@ class Policy:
         return self.spec.name
 
     @cached_property
+    def key(self) -> str:
+        """Tells versions of one policy apart, where two are served at the same time."""
+        return f"{self.name}@{self.fingerprint[:12]}"
+
+    @cached_property
     def label_names(self) -> tuple[str, ...]:
         return tuple(label.name for label in self.spec.labels)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over the length-framed parts, so that no two splits of one text agree."""
+        """SHA-256 (hex) over the length-framed parts, so that no two splits of one text agree.
+        Who owns the policy and where its tensors lie decides nothing, and is left out."""
+        spec = self.spec.model_dump(mode="json", exclude={"tenant", "share_prefix"})
         digest = hashlib.sha256()
         for part in (
-            json.dumps(self.spec.model_dump(mode="json"), sort_keys=True).encode(),
+            json.dumps(spec, sort_keys=True).encode(),
             self.prefix.encode(),
             # Not sorted: fields are rendered in the schema's order, so it decides scores.
             json.dumps(self.event_schema).encode(),

@@ -219,7 +219,7 @@ struct Task {
 };
 
 struct Scratch {
-    std::vector<float> q, out, max, sum, keys, values, scores;
+    std::vector<float> q, out, max, sum, own, scores;
 };
 
 int64_t row_of(const Attention& a, const Strip& s, int r) {
@@ -246,6 +246,30 @@ void pack_values(const float* v, int64_t ld, int64_t n, int64_t D, float* to) {
             for (int64_t c = 0; c < NR; c++) to[c] = d + c < D ? v[j * ld + d + c] : 0.0f;
 }
 
+int64_t values_at(int64_t n, int64_t D) { return ceil_div(n, NR) * NR * D; }
+
+int64_t block_size(int64_t D) { return BLOCK * (D + ceil_div(D, NR) * NR); }
+
+// A block of n <= BLOCK keys and their values: panels of keys, then panels of values.
+void pack_block(const float* k, int64_t k_ld, const float* v, int64_t v_ld, int64_t n, int64_t D, float* to) {
+    pack_keys(k, k_ld, n, D, to);
+    pack_values(v, v_ld, n, D, to + values_at(n, D));
+}
+
+typedef float quad __attribute__((vector_size(16), aligned(4)));
+template <class F>
+static inline float fold(vec v, F f) {
+    float lanes[VL];
+    store(lanes, v);
+    quad q = *(quad*)lanes;
+    for (int i = 4; i < VL; i += 4) q = f(q, *(quad*)(lanes + i));
+    quad r = f(q, quad{q[2], q[3], q[0], q[1]});
+    r = f(r, quad{r[1], r[0], r[3], r[2]});
+    return r[0];
+}
+static inline float highest(vec v) { return fold(v, [](quad a, quad b) { return a > b ? a : b; }); }
+static inline float sum_of(vec v) { return fold(v, [](quad a, quad b) { return a + b; }); }
+
 // Softmax numerators of one row of scores in place; what is hidden becomes exactly 0. Updates the
 // row's maximum and sum, and returns the factor for what was summed before.
 float soften(float* s, int64_t width, float& max, float& sum) {
@@ -257,7 +281,7 @@ float soften(float* s, int64_t width, float& max, float& sum) {
     }
     m0 = m0 > m1 ? m0 : m1;
     float most = max;
-    for (int j = 0; j < VL; j++) most = std::max(most, m0[j]);
+    most = std::max(most, highest(m0));
     vec total = {};
 #pragma GCC unroll 4
     for (int64_t j = 0; j < width; j += VL) {
@@ -265,17 +289,61 @@ float soften(float* s, int64_t width, float& max, float& sum) {
         total += e;
         store(s + j, e);
     }
-    float added = 0, factor = exp2v(splat(max - most))[0];
-    for (int j = 0; j < VL; j++) added += total[j];
+    float added = 0, factor = max == most ? 1.0f : exp2v(splat(max - most))[0];
+    added = sum_of(total);
     sum = sum * factor + added;
     max = most;
     return factor;
 }
 
+// Prefix blocks of all heads, packed once per call and read by all threads.
+class Packed {
+  public:
+    void pack(const Attention& a) {
+        spans_.clear();
+        first_.clear();
+        std::vector<std::pair<size_t, int64_t>> blocks;  // a span, and its first key
+        for (const Event* e = a.events; e < a.events + a.event_count; e++)
+            for (const Span* s = e->spans; s < e->spans + e->span_count; s++) {
+                if (find(*s) < spans_.size()) continue;
+                spans_.push_back(*s);
+                first_.push_back(blocks.size());
+                for (int64_t j = 0; j < s->n; j += BLOCK) blocks.push_back({spans_.size() - 1, j});
+            }
+        size_ = block_size(a.D);
+        heads_ = a.H;
+        floats_.resize(blocks.size() * heads_ * size_);
+#pragma omp parallel for collapse(2)
+        for (size_t b = 0; b < blocks.size(); b++)
+            for (int64_t h = 0; h < heads_; h++) {
+                const Span& s = spans_[blocks[b].first];
+                int64_t j = blocks[b].second, at = (h * s.n + j) * a.D;
+                pack_block(s.k + at, a.D, s.v + at, a.D, std::min(BLOCK, s.n - j), a.D,
+                           &floats_[(b * heads_ + h) * size_]);
+            }
+    }
+
+    const float* block(const Span& span, int64_t head, int64_t number) const {
+        return &floats_[((first_[find(span)] + number) * heads_ + head) * size_];
+    }
+
+  private:
+    std::vector<Span> spans_;
+    std::vector<int64_t> first_;  // number of a span's first block
+    std::vector<float> floats_;
+    int64_t size_ = 0, heads_ = 0;
+
+    size_t find(const Span& span) const {
+        size_t i = 0;
+        while (i < spans_.size() && spans_[i].k != span.k) i++;
+        return i;
+    }
+};
+
 class Worker {
   public:
-    Worker(const Attention& a, const std::vector<Strip>& strips, Scratch& s)
-        : a_(a), strips_(strips), s_(s), wide_(ceil_div(a.D, NR) * NR) {}
+    Worker(const Attention& a, const std::vector<Strip>& strips, const Packed& packed, Scratch& s)
+        : a_(a), strips_(strips), packed_(packed), s_(s), wide_(ceil_div(a.D, NR) * NR) {}
 
     void run(const Task& t) {
         begin_ = t.begin;
@@ -285,10 +353,9 @@ class Worker {
         int64_t before = 0;
         for (int64_t i = 0; i < first.span_count; i++) {
             const Span& span = first.spans[i];
-            int64_t at = head_ * span.n * a_.D;
             for (int64_t j = 0; j < span.n; j += BLOCK)
-                prefix_block(t, span.k + at + j * a_.D, span.v + at + j * a_.D,
-                             std::min(BLOCK, span.n - j), before + j);
+                prefix_block(t, packed_.block(span, head_, j / BLOCK), std::min(BLOCK, span.n - j),
+                             before + j);
             before += span.n;
         }
         for (int64_t i = t.begin; i < t.end;) {
@@ -303,6 +370,7 @@ class Worker {
   private:
     const Attention& a_;
     const std::vector<Strip>& strips_;
+    const Packed& packed_;
     Scratch& s_;
     int64_t wide_, begin_ = 0, head_ = 0;
 
@@ -312,8 +380,7 @@ class Worker {
         s_.out.assign(pairs * wide_, 0.0f);
         s_.max.resize(pairs);
         s_.sum.resize(pairs);
-        s_.keys.resize(BLOCK * a_.D);
-        s_.values.resize(BLOCK * wide_);
+        s_.own.resize(block_size(a_.D));
         s_.scores.resize(GROUP * MR * BLOCK);
         for (int64_t i = 0; i < pairs; i++) {
             const Strip& strip = strips_[t.begin + i / MR];
@@ -326,15 +393,9 @@ class Worker {
         }
     }
 
-    void load_block(const float* k, int64_t k_ld, const float* v, int64_t v_ld, int64_t n) {
-        pack_keys(k, k_ld, n, a_.D, s_.keys.data());
-        pack_values(v, v_ld, n, a_.D, s_.values.data());
-    }
-
-    void prefix_block(const Task& t, const float* k, const float* v, int64_t n, int64_t at) {
-        load_block(k, a_.D, v, a_.D, n);
+    void prefix_block(const Task& t, const float* packed, int64_t n, int64_t at) {
         for (int64_t i = t.begin; i < t.end; i += GROUP)
-            block(i, std::min<int64_t>(GROUP, t.end - i), n, n, [&](int64_t strip, int r, float* s) {
+            block(i, std::min<int64_t>(GROUP, t.end - i), packed, n, n, [&](int64_t strip, int r, float* s) {
                 int64_t oldest = a_.window ? a_.positions[row_of(a_, strips_[strip], r)] - a_.window + 1 : 0;
                 hide(s, std::clamp<int64_t>(oldest - at, 0, n), n, n);
             });
@@ -346,13 +407,13 @@ class Worker {
         const float* v = a_.v + head_ * a_.v_head + e.start * a_.v_row;
         for (int64_t j = 0; j < e.stop - e.start; j += BLOCK) {
             int64_t n = std::min(BLOCK, e.stop - e.start - j);
-            load_block(k + j * a_.k_row, a_.k_row, v + j * a_.v_row, a_.v_row, n);
+            pack_block(k + j * a_.k_row, a_.k_row, v + j * a_.v_row, a_.v_row, n, a_.D, s_.own.data());
             for (int64_t i = begin; i < end; i += GROUP) {
                 int64_t count = std::min<int64_t>(GROUP, end - i);
                 int64_t last = row_of(a_, strips_[i + count - 1], MR - 1) - e.start - j;
                 if (last < 0) continue;
                 int64_t seen = std::min(n, last + 1);
-                block(i, count, n, seen, [&](int64_t strip, int r, float* s) { hide_own(s, strip, r, j, seen); });
+                block(i, count, s_.own.data(), n, seen, [&](int64_t strip, int r, float* s) { hide_own(s, strip, r, j, seen); });
             }
         }
     }
@@ -373,14 +434,15 @@ class Worker {
         }
     }
 
-    // Some strips against the first `seen` keys of the packed block of n.
+    // Some strips against the first `seen` keys of a packed block of n.
     template <class Hide>
-    void block(int64_t first, int64_t count, int64_t n, int64_t seen, Hide hide_row) {
+    void block(int64_t first, int64_t count, const float* packed, int64_t n, int64_t seen, Hide hide_row) {
         int64_t at = (first - begin_) * MR, width = ceil_div(seen, NR) * NR;
         float *q = &s_.q[at * a_.D], *out = &s_.out[at * wide_], *s = s_.scores.data();
+        const float* values = packed + values_at(n, a_.D);
         for (int64_t p = 0; p < width; p += NR)
             for (int64_t i = 0; i < count * MR; i += MR)
-                tile<MR, true>(q + i * a_.D, a_.D, &s_.keys[p * a_.D], NR, a_.D, s + i * BLOCK + p, BLOCK);
+                tile<MR, true>(q + i * a_.D, a_.D, packed + p * a_.D, NR, a_.D, s + i * BLOCK + p, BLOCK);
         for (int64_t i = 0; i < count * MR; i++) {
             hide_row(first + i / MR, i % MR, s + i * BLOCK);
             float factor = soften(s + i * BLOCK, width, s_.max[at + i], s_.sum[at + i]);
@@ -390,7 +452,7 @@ class Worker {
         }
         for (int64_t d = 0; d < wide_; d += NR)
             for (int64_t i = 0; i < count * MR; i += MR)
-                tile<MR, false>(s + i * BLOCK, BLOCK, &s_.values[d * n], NR, seen, out + i * wide_ + d, wide_);
+                tile<MR, false>(s + i * BLOCK, BLOCK, values + d * n, NR, seen, out + i * wide_ + d, wide_);
     }
 
     void scatter(const Task& t) {
@@ -412,7 +474,9 @@ extern "C" void attend(const Attention* a) {
     std::vector<Strip> strips;
     for (const Event* e = a->events; e < a->events + a->event_count; e++)
         for (int64_t i = 0; i < ceil_div((e->stop - e->first) * a->G, MR); i++) strips.push_back({e, i});
-    // Keys are packed once per task: tasks are long, but enough of them to share.
+    static thread_local Packed packed;
+    packed.pack(*a);
+    // Long tasks read a block often while it is near; there are enough of them to share.
     int64_t count = strips.size(), fair = ceil_div(count * a->H, 4 * omp_get_max_threads());
     int64_t length = std::clamp<int64_t>(fair, 1, 480 / MR);
     std::vector<Task> tasks;
@@ -422,10 +486,11 @@ extern "C" void attend(const Attention* a) {
         for (int64_t h = 0; h < a->H; h++) tasks.push_back({h, i, end});
         i = end;
     }
+    const Packed& blocks = packed;  // the caller's, and not the one of each thread
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < tasks.size(); i++) {
         static thread_local Scratch scratch;
-        Worker(*a, strips, scratch).run(tasks[i]);
+        Worker(*a, strips, blocks, scratch).run(tasks[i]);
     }
 }
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # such blocks: a prefix that is cut elsewhere, or not at all, gives the same bits.
 KEY_BLOCK = 128
 # Rows of products by torch's libraries come in multiples of TILE. Our own kernels need no tile; a
-# loose one keeps the number of sizes small.
-TILE, LOOSE_TILE = 64, 16
+# loose one, as high as theirs, keeps the number of sizes small.
+TILE, LOOSE_TILE = 64, 6
 
 
 class Span(Protocol):

@@ -14,25 +14,31 @@ from processor.engine.model import LoadedModel
 from processor.engine.plan import KEY_BLOCK, Capture, EventRows, Plan, Segment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PrefixSpan:
-    """A run of prefix tokens. `keys` and `values`: per layer [H, n, D], contiguous. `checksum` is
-    theirs at capture."""
+    """The tokens of `path` from `start` on, where `path` is all tokens up to the span's end: keys
+    and values depend on every one. `keys` and `values`: per layer [H, n, D], contiguous.
+    `checksum` is theirs at capture."""
 
-    token_ids: tuple[int, ...]
+    path: tuple[int, ...]
+    start: int
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     checksum: str
+
+    @property
+    def end(self) -> int:
+        return len(self.path)
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
     def check_integrity(self) -> bool:
-        return self.checksum == _checksum(self.keys, self.values)
+        return self.checksum == checksum(self.keys, self.values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FrozenPrefix:
     """The spans of one policy's prefix. Each but the last is a whole number of blocks long, so
     that where it is cut shows in no bit; policies that begin with the same tokens share spans."""
@@ -40,11 +46,11 @@ class FrozenPrefix:
     spans: tuple[PrefixSpan, ...]
 
     def __len__(self) -> int:
-        return sum(len(span.token_ids) for span in self.spans)
+        return len(self.token_ids)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return tuple(token for span in self.spans for token in span.token_ids)
+        return self.spans[-1].path if self.spans else ()
 
     @property
     def nbytes(self) -> int:
@@ -85,30 +91,41 @@ def _capture_block(
 ) -> PrefixSpan:
     count = len(token_ids)
     ids = [*token_ids, *[0] * (-count % model.backend.tile)]
-    first = sum(len(span.token_ids) for span in base)
+    before = base[-1].path if base else ()
     capture = Capture()
     plan = Plan(
         [Segment(base, [EventRows(0, count)])],
-        torch.arange(first, first + len(ids), device=model.device),
+        torch.arange(len(before), len(before) + len(ids), device=model.device),
         model.backend,
         capture=capture,
     )
     run_plan(model.body, model.tail, ids, plan)
     keys = tuple(t[:, :count].contiguous() for t in capture.keys)
     values = tuple(t[:, :count].contiguous() for t in capture.values)
-    return PrefixSpan(tuple(token_ids), keys, values, "")
+    return PrefixSpan((*before, *token_ids), len(before), keys, values, "")
 
 
 def join_spans(spans: Sequence[PrefixSpan]) -> PrefixSpan:
     """One span of adjoining ones."""
     keys = tuple(torch.cat(parts, 1) for parts in zip(*(s.keys for s in spans), strict=True))
     values = tuple(torch.cat(parts, 1) for parts in zip(*(s.values for s in spans), strict=True))
-    ids = tuple(token for span in spans for token in span.token_ids)
-    return PrefixSpan(ids, keys, values, _checksum(keys, values))
+    return PrefixSpan(spans[-1].path, spans[0].start, keys, values, checksum(keys, values))
 
 
-def _checksum(keys: Sequence[Tensor], values: Sequence[Tensor]) -> str:
+def copy_part(span: PrefixSpan, start: int, end: int) -> PrefixSpan:
+    """A part of a span with storage of its own, which does not keep the rest in memory."""
+    part = slice(start - span.start, end - span.start)
+    keys, values = (
+        tuple(t[:, part].clone(memory_format=torch.contiguous_format) for t in tensors)
+        for tensors in (span.keys, span.values)
+    )
+    return PrefixSpan(span.path[:end], start, keys, values, checksum(keys, values))
+
+
+def checksum(keys: Sequence[Tensor], values: Sequence[Tensor]) -> str:
+    """SHA-256 over dtype, shape and bits of each tensor."""
     digest = hashlib.sha256()
     for tensor in (*keys, *values):
+        digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
         digest.update(tensor.cpu().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,13 +11,14 @@ from torch import Tensor
 
 from processor.core.batch import Ladder, MicroBatch, Suffix
 from processor.core.decision import Provenance, Scores
-from processor.engine import attention
+from processor.engine.attend_layout import upload
 from processor.engine.forward import run_plan
 from processor.engine.labels import LabelTrie
 from processor.engine.model import LoadedModel
 from processor.engine.plan import EventRows, Plan, Segment
-from processor.engine.prefix import FrozenPrefix, capture_prefix
+from processor.engine.prefix import FrozenPrefix
 from processor.engine.tokenizer import CompiledPolicy
+from processor.engine.tree import Owner, PrefixTree
 
 HEAD_TILE = 64  # rows of the label product
 
@@ -36,7 +36,8 @@ class _Loaded:
 
 
 class PrefixScorer:
-    """Implements `core.pipeline.Scorer`. Not thread-safe: one thread owns the model.
+    """Implements `core.pipeline.Scorer`. Not thread-safe: one thread owns the model; others may
+    ask for provenance.
 
     A pass holds the rows of all its events, one event after the other, filled up with rows of
     padding to the next rung of a ladder.
@@ -47,13 +48,29 @@ class PrefixScorer:
         model: LoadedModel,
         policies: Iterable[CompiledPolicy],
         progress: Callable[[str], None] = lambda stage: None,
+        tree: PrefixTree | None = None,
     ) -> None:
         self.model = model
-        self._loaded: dict[str, _Loaded] = {}
+        self.tree = tree or PrefixTree(model)
+        self.one_by_one = False  # where a chip's products give a batch other bits: see `selfcheck`
+        self._loaded: dict[str, _Loaded] = {}  # by `Policy.key`
         self._ladder = Ladder(model.backend.tile)
+        policies = list(policies)
+        self.tree.plan([(compiled.cut.prefix_ids, _owner(compiled)) for compiled in policies])
         for compiled in policies:
             progress(f"capturing {compiled.policy.name} ({compiled.prefix_tokens} tokens)")
-            self._loaded[compiled.policy.name] = _load(model, compiled)
+            for _ in self.load_steps(compiled):
+                pass
+
+    def load_steps(self, compiled: CompiledPolicy) -> Generator[None, None, None]:
+        """Make a policy ready to be scored. Others may be scored wherever this yields; closed
+        early, it leaves nothing behind."""
+        prefix = yield from self.tree.steps(compiled.cut.prefix_ids, _owner(compiled))
+        self._loaded[compiled.policy.key] = _load(self.model, compiled, prefix)
+
+    def drop(self, key: str) -> None:
+        """Free a policy's prefix and label rows; nothing under this key is scored any more."""
+        self._loaded.pop(key, None)
 
     def prefix(self, policy: str) -> FrozenPrefix:
         return self._loaded[policy].prefix
@@ -71,6 +88,8 @@ class PrefixScorer:
         """Log-probabilities of the labels of each event, in the batch's order."""
         if not len(batch):
             return []
+        if self.one_by_one and len(batch) > 1:
+            return [self.score(MicroBatch((suffix,)))[0] for suffix in batch.suffixes]
         order = sorted(range(len(batch)), key=lambda i: batch.suffixes[i].policy)
         suffixes = [batch.suffixes[i] for i in order]
         hidden, events = self._forward(suffixes)
@@ -82,6 +101,12 @@ class PrefixScorer:
             scores.update(zip(order[begun:end], found, strict=True))
             begun = end
         return [scores[place] for place in range(len(batch))]
+
+    def rows(self, batch: MicroBatch) -> int:
+        """Rows of the pass that scores a batch, label rows and padding included."""
+        return self._ladder.rung(
+            sum(len(s.token_ids) + self._loaded[s.policy].trie.rows for s in batch.suffixes)
+        )
 
     @torch.inference_mode()
     def label_mass(self, suffix: Suffix) -> float:
@@ -111,7 +136,7 @@ class PrefixScorer:
         padding = self._ladder.rung(len(ids)) - len(ids)
         ids += [0] * padding
         positions += [0] * padding
-        places = torch.tensor(positions, device=self.model.device)
+        places = upload(positions, self.model.device, torch.int64)
         plan = Plan(segments, places, self.model.backend, self.model.last_layer)
         return run_plan(self.model.body, self.model.tail, ids, plan), list(plan.events)
 
@@ -132,7 +157,7 @@ class PrefixScorer:
         loaded = self._loaded[suffix.policy]
         trie = loaded.trie
         states = []
-        with _stock_attention(self.model):
+        with self.model.stock():
             for branching in trie.branchings:
                 path = _row_path(trie, branching.row)
                 ids = (*loaded.prefix.token_ids, *suffix.token_ids, *path)
@@ -143,14 +168,17 @@ class PrefixScorer:
         return _path_scores(loaded, loaded.label_logits(torch.stack(states))[None])[0]
 
 
-def _load(model: LoadedModel, compiled: CompiledPolicy) -> _Loaded:
+def _owner(compiled: CompiledPolicy) -> Owner:
+    return Owner(compiled.policy.spec.tenant, compiled.policy.spec.share_prefix)
+
+
+def _load(model: LoadedModel, compiled: CompiledPolicy, prefix: FrozenPrefix) -> _Loaded:
     branchings = compiled.trie.branchings
     tokens = list(dict.fromkeys(token for branching in branchings for token in branching.tokens))
     columns = tuple(
         torch.tensor([tokens.index(token) for token in b.tokens], device=model.device)
         for b in branchings
     )
-    prefix = capture_prefix(model, compiled.cut.prefix_ids)
     return _Loaded(compiled, prefix, model.label_head(tokens), columns)
 
 
@@ -197,13 +225,3 @@ def _row_path(trie: LabelTrie, row: int) -> list[int]:
         path.insert(0, trie.row_tokens[row])
         row = trie.row_parents[row]
     return path
-
-
-@contextmanager
-def _stock_attention(model: LoadedModel) -> Iterator[None]:
-    """transformers' own written-out attention for the time of a reference."""
-    model.model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.model.set_attn_implementation(attention.NAME)
