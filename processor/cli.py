@@ -16,12 +16,13 @@ from typing import Annotated
 import orjson
 import typer
 
-from processor import console
+from processor import cli_bench, console
+from processor.cli_engine import engine_app
 from processor.core.decision import Decision
 from processor.core.event import Record
 from processor.core.policy import load_policy
 from processor.errors import ConfigError, ConfigErrors, ProcessorError
-from processor.wiring import load_engine, load_pipeline, policy_folders, read_settings
+from processor.wiring import load_engine, load_pipeline, load_running, policy_folders, read_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(no_args_is_help=True, help="Look at policies.")
 app.add_typer(policy_app, name="policy")
+app.command()(cli_bench.bench)
+app.add_typer(engine_app, name="engine")
 
 POLICIES = Path("policies")
 
@@ -121,7 +124,7 @@ def run(settings: SettingsFile = None) -> None:
     loaded = [load_policy(folder) for folder in chosen.policies]
     topics = [t for p in loaded for t in p.spec.topics.model_dump().values()]
     check_topics(chosen.kafka, topics)
-    pipeline, note = load_pipeline(chosen, loaded)
+    pipeline, reloading, note = load_running(chosen, loaded)
     worker = Worker(
         pipeline,
         KafkaSource(chosen.kafka, [p.spec.topics.input for p in loaded]),
@@ -129,8 +132,9 @@ def run(settings: SettingsFile = None) -> None:
         Counters(),
         drain_s=chosen.runtime.drain_s,
         publish_s=chosen.kafka.publish_timeout_ms / 1000,
+        reloading=reloading,
     )
-    install_signal_handlers(worker)
+    install_signal_handlers(worker, worker.reload)
     console.errors.print(
         f"ready: {', '.join(p.name for p in loaded)}; {chosen.model.source}, {note}",
         highlight=False,
@@ -256,9 +260,9 @@ def policy_warm(
     rows = [
         {
             "policy": policy.name,
-            "prefix_tokens": len(scorer.prefix(policy.name)),
-            "prefix_bytes": scorer.prefix(policy.name).nbytes,
-            "intact": scorer.prefix(policy.name).check_integrity(),
+            "prefix_tokens": len(scorer.prefix(policy.key)),
+            "prefix_bytes": scorer.prefix(policy.key).nbytes,
+            "intact": scorer.prefix(policy.key).check_integrity(),
         }
         for policy in loaded
     ]

@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from processor.documents import MASK, Secret, is_secret, key_path, read_yaml, refusal, validate
+from processor.client_properties import ClientProperties
+from processor.documents import MASK, key_path, read_yaml, refusal, validate
 from processor.errors import ConfigError, ConfigErrors
 
 PREFIX = "PROCESSOR_"
@@ -28,51 +29,9 @@ _SERVICE_LINK = re.compile(
     r"|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 
-# Client properties that have a setting of their own, and those that exactly-once rests on.
-_HAS_SETTING = {
-    "bootstrap.servers": "bootstrap_servers",
-    "metadata.broker.list": "bootstrap_servers",
-    "group.id": "group",
-    "transactional.id": "transactional_id_prefix",
-    "group.instance.id": "static_membership",
-    "session.timeout.ms": "session_timeout_ms",
-    "max.poll.interval.ms": "max_poll_interval_ms",
-    "transaction.timeout.ms": "transaction_timeout_ms",
-    "retry.backoff.ms": "retry_backoff_ms",
-    "auto.offset.reset": "auto_offset_reset",
-}
-_FIXED = {
-    *("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store", "isolation.level"),
-    *("enable.idempotence", "enable.gapless.guarantee", "acks", "request.required.acks"),
-    *("max.in.flight", "max.in.flight.requests.per.connection"),
-    *("retries", "message.send.max.retries", "message.timeout.ms", "delivery.timeout.ms"),
-    *("group.protocol", "partition.assignment.strategy"),
-}
-
-
-def _checked_properties(properties: dict[str, str]) -> dict[str, str]:
-    for name, value in properties.items():
-        if name in _HAS_SETTING:
-            raise refusal(name, value, f"set kafka.{_HAS_SETTING[name]} instead")
-        if name in _FIXED:
-            raise refusal(name, value, "exactly-once rests on it: remove it")
-        if not re.fullmatch(r"debug|[a-z0-9]+(\.[a-z0-9]+)+", name):
-            raise refusal(name, value, "not how a librdkafka property is written (a.b.c)")
-    return {name: Secret(v) if is_secret(name) else v for name, v in properties.items()}
-
-
-def _masked_properties(properties: dict[str, str]) -> dict[str, str]:
-    return {name: MASK if is_secret(name) else v for name, v in properties.items()}
-
-
 Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # Ids must need no quoting anywhere: in Kafka's access rules, in metrics, in a shell.
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
-ClientProperties = Annotated[
-    dict[str, str],
-    AfterValidator(_checked_properties),
-    PlainSerializer(_masked_properties, return_type=dict[str, str]),
-]
 
 
 def _host_ordinal() -> str:
@@ -118,6 +77,9 @@ class ModelSettings(_Section):
         Literal["auto", "torch"],
         Field(description="auto: compile our CPU kernels where they serve; torch: its own only"),
     ] = "auto"
+    snapshots: Annotated[
+        bool, Field(description="keep frozen prefixes in `cache_dir`, for the next start")
+    ] = True
 
     @model_validator(mode="after")
     def _revision_of_a_hub_id(self) -> Self:
@@ -192,6 +154,14 @@ class RuntimeSettings(_Section):
     drain_s: Annotated[
         float, Field(gt=0, description="seconds to finish what was begun after a stop signal")
     ] = 20.0
+    reload_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds between two looks at the policy folders for new versions; 0: only "
+            "on SIGHUP",
+        ),
+    ] = 0.0
 
 
 class Settings(_Section):

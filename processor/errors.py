@@ -36,6 +36,10 @@ class RejectRecord(ProcessorError):
         self.reason, self.detail = reason, detail
 
 
+class DistrustFigures(ProcessorError):
+    """Systems under measurement gave different answers: find out which is wrong first."""
+
+
 class BrokerError(ProcessorError):
     """Base of what a broker call can report; the subclass says what to do next."""
 

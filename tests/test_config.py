@@ -42,6 +42,8 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "device": "auto",
             "cache_dir": "/cache/processor",
             "threads": 0,
+            "kernels": "auto",
+            "snapshots": True,
         },
         "batch": {"max_rows": 2048, "max_events": 32},
         "kafka": {
@@ -58,7 +60,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "auto_offset_reset": "earliest",
             "client": {},
         },
-        "runtime": {"drain_s": 20.0},
+        "runtime": {"drain_s": 20.0, "reload_s": 0.0},
     }
 
 

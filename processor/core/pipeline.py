@@ -32,6 +32,8 @@ from processor.errors import ConfigError, RejectRecord
 
 
 class Tokenizer(Protocol):
+    """`policy` is a `Policy.key`, here and in `Scorer`: two versions of a policy may be in use."""
+
     def encode(self, policy: str, text: str) -> tuple[int, ...]:
         """The suffix tokens of a rendered event. Raises `RejectRecord` (`control_token`,
         `too_long`)."""
@@ -76,14 +78,25 @@ class Pipeline:
         policy = self.policies[record.topic]  # a source is given these topics and no others
         try:
             event = decode_event(record, policy.validate, policy.spec.event.max_bytes)
-            ids = self.tokenizer.encode(policy.name, render_suffix(policy, event.data))
-            rows = self.tokenizer.rows(policy.name, len(ids))
+            ids = self.tokenizer.encode(policy.key, render_suffix(policy, event.data))
+            rows = self.tokenizer.rows(policy.key, len(ids))
             if rows > self.budget.max_rows:
                 most = self.budget.max_rows
                 raise RejectRecord("too_long", f"{rows} rows, batch.max_rows is {most}")
         except RejectRecord as error:
             return reject(record, error, policy)
-        return Prepared(record, policy, Suffix(policy.name, ids), rows)
+        return Prepared(record, policy, Suffix(policy.key, ids), rows)
+
+    def swap(self, policy: Policy) -> None:
+        """Prepare records under this version of a policy from now on. What was prepared before
+        keeps its version to the end, so tokenizer and scorer must know both until then.
+
+        Raises `ConfigError` where the version is no successor of the one in use."""
+        topic = policy.spec.topics.input
+        if topic not in self.policies:
+            raise ConfigError(str(policy.path), "topics.input", topic, "is not read: restart")
+        check_successor(self.policies[topic], policy)
+        self.policies = {**self.policies, topic: policy}  # replaced whole, for other readers
 
     def pack(self, prepared: Sequence[Prepared]) -> list[Sequence[Prepared]]:
         ranges = pack([item.rows for item in prepared], self.budget)
@@ -98,7 +111,7 @@ class Pipeline:
                 item.policy,
                 item.record,
                 scores,
-                self.scorer.provenance(item.policy.name),
+                self.scorer.provenance(item.policy.key),
                 len(item.suffix.token_ids),
                 timings,
             )
@@ -129,6 +142,21 @@ class Pipeline:
             ]
         decided = iter(finished)
         return [next(decided) if isinstance(item, Prepared) else item for item in outcomes]
+
+
+def check_successor(old: Policy, new: Policy) -> None:
+    """Raises `ConfigError` where a version changes what only a start can change: topics are
+    subscribed to and checked then, and whose it is decides what it may share memory with."""
+    before = _fixed_at_start(old)
+    for key, value in _fixed_at_start(new).items():
+        if value != before[key]:
+            raise ConfigError(str(new.path), key, value, f"was {before[key]!r}: needs a restart")
+
+
+def _fixed_at_start(policy: Policy) -> dict[str, object]:
+    spec = policy.spec
+    topics = {f"topics.{kind}": topic for kind, topic in spec.topics.model_dump().items()}
+    return {"name": spec.name, "tenant": spec.tenant, "share_prefix": spec.share_prefix, **topics}
 
 
 def by_input_topic(policies: Iterable[Policy]) -> dict[str, Policy]:

@@ -44,14 +44,14 @@ def check_policy(
     Raises `ConfigError` for a sample that the model cannot read."""
     try:
         suffixes = [
-            Suffix(policy.name, tokenizer.encode(policy.name, render_suffix(policy, event)))
+            Suffix(policy.key, tokenizer.encode(policy.key, render_suffix(policy, event)))
             for event in samples
         ]
     except RejectRecord as error:
         where, key = str(policy.path), "sample events"
         raise ConfigError(where, key, error.reason, error.detail) from None
     mass = mean(map(scorer.label_mass, suffixes)) if suffixes else None
-    compiled = tokenizer.policies[policy.name]
+    compiled = tokenizer.policies[policy.key]
     return PolicyReport(
         policy=policy.name,
         version=policy.spec.version,

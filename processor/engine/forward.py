@@ -70,10 +70,23 @@ def install_tail(model: PreTrainedModel) -> tuple[TailRows, int | None]:
 
 
 def run_plan(body: Any, tail: TailRows, ids: Sequence[int], plan: Plan) -> Tensor:
-    """Last hidden states [R, d] of the rows `ids` [R]; in the last layer's terms, of tail rows."""
+    """Last hidden states [R, d] of the rows `ids` [R]; in the last layer's terms, of tail rows.
+    Read them before the next pass: a captured graph writes them to the same place each time."""
+    graphed = getattr(plan.backend, "graphed", None)
+    hidden: Tensor = (run_eagerly if graphed is None else graphed)(body, tail, ids, plan)
+    return hidden
+
+
+def run_eagerly(body: Any, tail: TailRows, ids: Sequence[int], plan: Plan) -> Tensor:
+    """`run_plan`, one operation after the other."""
+    return run_rows(body, tail, torch.tensor([list(ids)], device=plan.positions.device), plan)
+
+
+def run_rows(body: Any, tail: TailRows, ids: Tensor, plan: Plan) -> Tensor:
+    """`run_plan` for `ids` [1, R] on the device."""
     with tail.of(plan):
         out = body(
-            input_ids=torch.tensor([list(ids)], device=plan.positions.device),
+            input_ids=ids,
             position_ids=plan.positions[None],
             use_cache=False,
             prefix_plan=plan,

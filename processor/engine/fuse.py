@@ -38,7 +38,7 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("panels", kernels.pack(linear.weight.detach()))
-        self.bias = linear.bias
+        self.bias: Tensor | None = linear.bias
         self._kernels, self._switch = kernels, switch
 
     @property

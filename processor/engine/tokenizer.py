@@ -35,14 +35,27 @@ class CompiledPolicy:
 
 
 class SuffixTokenizer:
-    """Implements `core.pipeline.Tokenizer`. Reads nothing that changes: safe in any thread."""
+    """Implements `core.pipeline.Tokenizer`. `policies` by their `key`. All may be called in any
+    thread; of `add` and `drop` one at a time."""
 
     def __init__(self, model: LoadedModel, policies: Iterable[Policy]) -> None:
         self._tokens = copy_backends(model.tokenizer)
         self._window = model.window
-        self.policies = {policy.name: compile_policy(self._tokens, policy) for policy in policies}
-        for compiled in self.policies.values():
-            _check_room(compiled, model.window)
+        self.policies: dict[str, CompiledPolicy] = {}
+        for policy in policies:
+            self.add(self.compile(policy))
+
+    def compile(self, policy: Policy) -> CompiledPolicy:
+        """A policy that `add` takes. Raises `ConfigError` where it cannot be served."""
+        compiled = compile_policy(self._tokens, policy)
+        _check_room(compiled, self._window)
+        return compiled
+
+    def add(self, compiled: CompiledPolicy) -> None:
+        self.policies[compiled.policy.key] = compiled
+
+    def drop(self, key: str) -> None:
+        self.policies.pop(key, None)
 
     def encode(self, policy: str, text: str) -> tuple[int, ...]:
         compiled = self.policies[policy]

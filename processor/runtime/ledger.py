@@ -13,7 +13,7 @@ Pure: no clock, no broker, one thread. Its laws, which the tests hold:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from processor.broker.transaction import TopicPartition
@@ -100,6 +100,10 @@ class Ledger:
             return False
         entry.outcome = outcome
         return True
+
+    def unfinished(self) -> Iterator[Entry]:
+        lanes = self._lanes.values()
+        return (entry for lane in lanes for entry in lane.entries if entry.outcome is None)
 
     def finished(self) -> Finished:
         """What can be published now. It stays here until `publish` says that it has been."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from processor.broker.transaction import Clock
@@ -32,12 +32,42 @@ def prepared(entry: Entry) -> Prepared:
     return entry.prepared
 
 
+class Task:
+    """Other work for the thread that owns the model, in steps: each `next` is one."""
+
+    def __init__(self, steps: Generator[None, None, None]) -> None:
+        self._steps = steps
+        self._cancelled = False
+        self.ended = False
+        self.failure: str | None = None  # a text: an exception would keep the tensors of its frames
+
+    def cancel(self) -> None:
+        """Do no further step. It may have ended already."""
+        self._cancelled = True
+
+    def step(self) -> None:
+        try:
+            if self._cancelled:
+                self._steps.close()
+                self.ended = True
+            else:
+                next(self._steps)
+        except StopIteration:
+            self.ended = True
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            self.ended = True
+
+
 class ModelThread:
     """Scores micro-batches in the order in which they were handed over.
 
     Work-conserving: when the model is idle it takes the first batch of the slot, however small.
     A batch that still waits is open to late comers: `refill` takes the slot's content back and
     packs it anew, so that batches are as full as the load allows and nobody waits for them.
+
+    Tasks are done in their order, one step after each micro-batch; while no batch waits, step
+    after step. So a batch waits for one step at most.
     """
 
     def __init__(self, pipeline: Pipeline, clock: Clock) -> None:
@@ -46,7 +76,8 @@ class ModelThread:
         self._changed = threading.Condition()
         self._slot: deque[list[Entry]] = deque()
         self._scored: deque[Scored] = deque()
-        self._running = 0
+        self._tasks: deque[Task] = deque()
+        self._running: list[Entry] = []
         self._stopping = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="processor-model", daemon=True)
@@ -62,6 +93,11 @@ class ModelThread:
             self._slot.clear()
             self._changed.notify_all()
         self._thread.join(timeout_s)
+
+    def begin(self, task: Task) -> None:
+        with self._changed:
+            self._tasks.append(task)
+            self._changed.notify_all()
 
     def refill(self, ready: Sequence[Entry], keep: Callable[[Entry], bool]) -> list[Entry]:
         """Pack what waits in the slot together with `ready`; the entries that found no place.
@@ -91,6 +127,12 @@ class ModelThread:
         with self._changed:
             return bool(self._slot or self._running or self._scored or self._failure)
 
+    def entries(self) -> list[Entry]:
+        """Of all batches that are in the slot, in the model, or wait to be collected."""
+        with self._changed:
+            scored = [entry for batch in self._scored for entry in batch.entries]
+            return [*scored, *self._running, *(e for batch in self._slot for e in batch)]
+
     def wait(self, timeout_s: float) -> None:
         """Until a batch is scored or the model has failed, at most for so long."""
         with self._changed:
@@ -103,27 +145,44 @@ class ModelThread:
 
     def _run(self) -> None:
         try:
-            while (batch := self._take()) is not None:
-                begun = self._clock()
-                scores = self._pipeline.score([prepared(entry) for entry in batch])
-                if len(scores) != len(batch):
-                    raise ValueError(f"{len(scores)} scores for {len(batch)} events")
-                self._put(Scored(batch, scores, begun, self._clock()))
+            while self._wait_for_work():
+                if batch := self._take():
+                    self._score(batch)
+                self._step_task()
         except BaseException as error:  # the other thread raises it: `collect`
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
 
-    def _take(self) -> list[Entry] | None:
+    def _wait_for_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._slot or self._stopping)
-            if self._stopping:
-                return None
-            self._running = 1
-            return self._slot.popleft()
+            self._changed.wait_for(lambda: self._slot or self._tasks or self._stopping)
+            return not self._stopping
+
+    def _take(self) -> list[Entry]:
+        """The first batch of the slot; empty where there is none."""
+        with self._changed:
+            self._running = self._slot.popleft() if self._slot else []
+            return self._running
+
+    def _score(self, batch: list[Entry]) -> None:
+        begun = self._clock()
+        scores = self._pipeline.score([prepared(entry) for entry in batch])
+        if len(scores) != len(batch):
+            raise ValueError(f"{len(scores)} scores for {len(batch)} events")
+        self._put(Scored(batch, scores, begun, self._clock()))
+
+    def _step_task(self) -> None:
+        with self._changed:
+            task = self._tasks[0] if self._tasks else None
+        if task is not None:
+            task.step()
+            if task.ended:
+                with self._changed:
+                    self._tasks.popleft()
 
     def _put(self, scored: Scored) -> None:
         with self._changed:
-            self._running = 0
+            self._running = []
             self._scored.append(scored)
             self._changed.notify_all()

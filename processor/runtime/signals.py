@@ -1,4 +1,4 @@
-"""Stop signals: the first asks, the second insists."""
+"""Stop signals: the first asks, the second insists. SIGHUP asks for the policies' new versions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ class Stoppable(Protocol):
     def stop(self) -> None: ...
 
 
-def install_signal_handlers(worker: Stoppable) -> Callable[[], None]:
-    """SIGTERM and SIGINT stop the worker; a second one ends the process at once.
+def install_signal_handlers(
+    worker: Stoppable, reload: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    """SIGTERM and SIGINT stop the worker; a second one ends the process at once. SIGHUP calls
+    `reload`, where there is one.
 
     Returns a function that puts the former handlers back. Main thread only.
     """
@@ -27,7 +30,13 @@ def install_signal_handlers(worker: Stoppable) -> Callable[[], None]:
             os._exit(128 + signum)
         worker.stop()
 
+    def hang_up(_signum: int, _frame: FrameType | None) -> None:
+        if reload is not None:
+            reload()
+
     former = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
+    if reload is not None:
+        former[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
 
     def restore() -> None:
         for signum, handler in former.items():

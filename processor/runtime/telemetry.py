@@ -6,8 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from processor.core.decision import Decision, Outcome
+
+Reload = Literal["swapped", "refused", "unchanged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Snapshot:
     transactions: int = 0  # committed
     aborts: int = 0
     rebuilds: int = 0  # of the producer
+    policy_reloads: dict[str, int] = field(default_factory=dict)  # by `Reload`, of single policies
     queue_depth: int = 0  # records polled and not yet published, now
 
 
@@ -41,6 +45,7 @@ class Counters:
         self._rejections: Counter[str] = Counter()
         self._policies: Counter[str] = Counter()
         self._labels: Counter[tuple[str, str]] = Counter()
+        self._reloads: Counter[str] = Counter()
         self._depth = 0
 
     def polled(self, records: int) -> None:
@@ -72,6 +77,10 @@ class Counters:
         with self._lock:
             self._totals["rebuilds"] += 1
 
+    def reloaded(self, outcome: Reload) -> None:
+        with self._lock:
+            self._reloads[outcome] += 1
+
     def waiting(self, records: int) -> None:
         with self._lock:
             self._depth = records
@@ -83,5 +92,6 @@ class Counters:
                 rejections=dict(self._rejections),
                 decisions_by_policy=dict(self._policies),
                 decisions_by_label=dict(self._labels),
+                policy_reloads=dict(self._reloads),
                 queue_depth=self._depth,
             )

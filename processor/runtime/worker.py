@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 from processor.broker.transaction import Clock, RecordSource, TopicPartition, TransactionalSink
 from processor.core.decision import Rejection, Timings
@@ -26,6 +27,7 @@ from processor.runtime.ledger import Entry, Ledger
 from processor.runtime.model_thread import ModelThread, Scored, prepared
 from processor.runtime.patience import Patience
 from processor.runtime.publisher import OnOutcome, Publisher
+from processor.runtime.reload import Reloading, Reloads
 from processor.runtime.signals import install_signal_handlers
 from processor.runtime.telemetry import Counters
 
@@ -61,6 +63,7 @@ class Worker:
         clock: Clock = time.monotonic,
         on_outcome: OnOutcome | None = None,
         publish_s: float = 10.0,
+        reloading: Reloading[Any] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._source = source
@@ -73,6 +76,10 @@ class Worker:
         self._publisher = Publisher(
             pipeline, source, sink, self._ledger, counters, on_outcome, publish_s, clock
         )
+        self._reloads: Reloads[Any] | None = None
+        if reloading is not None:
+            parts = (pipeline, self._model, self._ledger, counters, clock)
+            self._reloads = Reloads(reloading, *parts)
         self._ready: list[Entry] = []  # prepared, no place in the slot
         self._patience = Patience(clock)
         self._most = IN_FLIGHT * pipeline.budget.max_events
@@ -101,6 +108,11 @@ class Worker:
         """Ask `run` to drain and return; from any thread or a signal handler."""
         self._stop.set()
 
+    def reload(self) -> None:
+        """Ask `run` to read the policy folders again; from any thread or a signal handler."""
+        if self._reloads is not None:
+            self._reloads.ask()
+
     @property
     def stopping(self) -> bool:
         return self._stop.is_set()
@@ -109,6 +121,8 @@ class Worker:
 
     def _step(self) -> None:
         self.last_step = self._clock()
+        if self._reloads is not None:
+            self._reloads.step()
         try:
             self._ensure_producer()
             self._take_in(self._poll())
@@ -169,7 +183,7 @@ class Worker:
         for entry, scores in zip(scored.entries, scored.scores, strict=True):
             item = prepared(entry)
             tokens += len(item.suffix.token_ids)
-            saved += self._pipeline.scorer.provenance(item.policy.name).prefix_tokens
+            saved += self._pipeline.scorer.provenance(item.policy.key).prefix_tokens
             timings = Timings(
                 wait_ms=1e3 * (scored.begun - entry.polled_at),
                 score_ms=score_ms,
@@ -246,6 +260,8 @@ class Worker:
         deadline = self._clock() + self._drain_s
         self._paused = True
         self._ready.clear()
+        if self._reloads is not None:
+            self._reloads.close()
         self._source.pause(self._ledger.partitions)
         try:
             while self._clock() < deadline and self._publisher.ready:

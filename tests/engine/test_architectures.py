@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def build(
     tokenizer = SuffixTokenizer(model, policies)
     scorer = PrefixScorer(model, tokenizer.policies.values())
     suffixes = [
-        Suffix(policy.name, tokenizer.encode(policy.name, f'{{"text":"{text}"}}'))
+        Suffix(policy.key, tokenizer.encode(policy.key, f'{{"text":"{text}"}}'))
         for policy in policies
         for text in TEXTS
     ]
@@ -87,8 +89,9 @@ def test_the_reference_needs_the_prefix(make_policy: MakePolicy) -> None:
     scorer, suffixes = build("llama", make_policy)
     other = tiny_model("llama")
     tokenizer = SuffixTokenizer(other, [make_policy("orders", prefix="Something else entirely.")])
+    [key] = tokenizer.policies
     changed = PrefixScorer(other, tokenizer.policies.values())
     suffix = suffixes[2]
     assert scorer.reference_score(suffix).logprobs != pytest.approx(
-        changed.reference_score(suffix).logprobs, abs=1e-3
+        changed.reference_score(replace(suffix, policy=key)).logprobs, abs=1e-3
     )

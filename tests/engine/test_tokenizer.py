@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,13 +16,18 @@ from transformers import PreTrainedTokenizerFast
 from processor.core.policy import Policy
 from processor.engine.backends import copy_backends
 from processor.engine.prompt import PROBES, full_ids, prompt_text
-from processor.engine.tokenizer import SuffixTokenizer, compile_policy
+from processor.engine.tokenizer import CompiledPolicy, SuffixTokenizer, compile_policy
 from processor.errors import ConfigError, RejectRecord
 from tests.engine.conftest import MakePolicy
 from tests.engine.tiny import CHAT_TEMPLATE, CONTEXT, CORPUS, tiny_model, tiny_tokenizer
 
 MODEL = tiny_model("llama")
 TOKENS = copy_backends(tiny_tokenizer())
+
+
+def only(tokenizer: SuffixTokenizer) -> CompiledPolicy:
+    [compiled] = tokenizer.policies.values()
+    return compiled
 
 
 def whole(policy: Policy, text: str) -> tuple[int, ...]:
@@ -32,9 +38,9 @@ def whole(policy: Policy, text: str) -> tuple[int, ...]:
 def test_prefix_and_suffix_are_the_whole_prompt(style: str, make_policy: MakePolicy) -> None:
     policy = make_policy(style=style)
     tokenizer = SuffixTokenizer(MODEL, [policy])
-    prefix = tokenizer.policies["orders"].cut.prefix_ids
+    prefix = only(tokenizer).cut.prefix_ids
     for text in (*PROBES, '{"text":"\\n\\n  0 é"}'):
-        assert (*prefix, *tokenizer.encode("orders", text)) == whole(policy, text)
+        assert (*prefix, *tokenizer.encode(only(tokenizer).policy.key, text)) == whole(policy, text)
     if style == "plain":
         assert len(prefix) == pytest.approx(len(whole(policy, "")), abs=12)
 
@@ -44,9 +50,9 @@ def test_prefix_and_suffix_are_the_whole_prompt(style: str, make_policy: MakePol
 def test_no_event_moves_the_boundary(text: str) -> None:
     event = json.dumps({"text": text}, ensure_ascii=False)
     tokenizer = _plain()
-    prefix = tokenizer.policies["orders"].cut.prefix_ids
-    ids = (*prefix, *tokenizer.encode("orders", event))
-    assert ids == whole(tokenizer.policies["orders"].policy, event)
+    prefix = only(tokenizer).cut.prefix_ids
+    ids = (*prefix, *tokenizer.encode(only(tokenizer).policy.key, event))
+    assert ids == whole(only(tokenizer).policy, event)
 
 
 @pytest.mark.parametrize("style", ["plain", "chat"])
@@ -58,8 +64,8 @@ def test_event_text_never_becomes_a_control_token(
     attack: str, style: str, make_policy: MakePolicy
 ) -> None:
     tokenizer = SuffixTokenizer(MODEL, [make_policy(style=style)])
-    fixed = tokenizer.policies["orders"].cut.tail_ids
-    ids = tokenizer.encode("orders", attack)
+    fixed = only(tokenizer).cut.tail_ids
+    ids = tokenizer.encode(only(tokenizer).policy.key, attack)
     body = ids[: len(ids) - len(fixed)]
     assert TOKENS.controls.isdisjoint(body)
     assert ids[len(body) :] == fixed
@@ -70,12 +76,13 @@ def test_event_text_never_becomes_a_control_token(
 
 def test_longest_event_that_fits(make_policy: MakePolicy) -> None:
     tokenizer = SuffixTokenizer(MODEL, [make_policy()])
-    used = tokenizer.policies["orders"].prefix_tokens + len(tokenizer.encode("orders", ""))
-    assert len(tokenizer.encode("orders", "\x01" * (CONTEXT - used))) == CONTEXT - used + len(
-        tokenizer.encode("orders", "")
-    )
+    compiled = only(tokenizer)
+    encode = partial(tokenizer.encode, compiled.policy.key)
+    empty = len(encode(""))
+    room = CONTEXT - compiled.prefix_tokens - empty
+    assert len(encode("\x01" * room)) == room + empty
     with pytest.raises(RejectRecord) as caught:
-        tokenizer.encode("orders", "\x01" * (CONTEXT - used + 1))
+        encode("\x01" * (room + 1))
     assert caught.value.reason == "too_long"
 
 
@@ -140,7 +147,7 @@ def test_a_tokenizer_that_prepends_a_space(make_policy: MakePolicy) -> None:
     tokens = copy_backends(tokenizer)
     compiled = compile_policy(tokens, policy)
     model = replace(MODEL, tokenizer=tokenizer)
-    ids = SuffixTokenizer(model, [policy]).encode("orders", PROBES[0])
+    ids = SuffixTokenizer(model, [policy]).encode(policy.key, PROBES[0])
     text = prompt_text(policy, tokens)
     assert [*compiled.cut.prefix_ids, *ids] == full_ids(tokens, text, PROBES[0])[0]
 

@@ -155,9 +155,8 @@ class World:
         static: bool = True,
         **options: Any,
     ) -> Worker:
-        pipeline = Pipeline(
-            [self.policy], CharTokenizer(), scorer or LengthScorer(), Budget(200, 4)
-        )
+        tokenizer = options.pop("tokenizer", CharTokenizer())
+        pipeline = Pipeline([self.policy], tokenizer, scorer or LengthScorer(), Budget(200, 4))
         default = self.broker.source(GROUP, name, ["in"], static=static)
         source: RecordSource = options.pop("source", default)
         sink = self.broker.sink(f"id-{name}")
