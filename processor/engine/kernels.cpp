@@ -140,13 +140,14 @@ static void panel_product(const float* x, int64_t rows, const float* panel, int6
 template <class Each>
 static void all_panels(int64_t M, int64_t N, Each each) {
     int64_t panels = ceil_div(N, NR), row_blocks = ceil_div(M, ROWS);
-    int64_t wanted = ceil_div(4 * omp_get_max_threads(), row_blocks);
+    int64_t height = ceil_div(ceil_div(M, row_blocks), MR) * MR;  // even blocks: no thin last one
+    int64_t wanted = ceil_div(8 * omp_get_max_threads(), row_blocks);
     int64_t col_blocks = std::clamp<int64_t>(wanted, 1, panels);
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < row_blocks; i++)
         for (int64_t j = 0; j < col_blocks; j++)
             for (int64_t p = j * panels / col_blocks; p < (j + 1) * panels / col_blocks; p++)
-                each(i * ROWS, std::min(ROWS, M - i * ROWS), p);
+                each(i * height, std::min(height, M - i * height), p);
 }
 
 static inline vec silu(vec g) {
@@ -477,8 +478,8 @@ extern "C" void attend(const Attention* a) {
     static thread_local Packed packed;
     packed.pack(*a);
     // Long tasks read a block often while it is near; there are enough of them to share.
-    int64_t count = strips.size(), fair = ceil_div(count * a->H, 4 * omp_get_max_threads());
-    int64_t length = std::clamp<int64_t>(fair, 1, 480 / MR);
+    int64_t count = strips.size(), fair = ceil_div(count * a->H, 16 * omp_get_max_threads());
+    int64_t length = std::clamp<int64_t>(ceil_div(fair, GROUP) * GROUP, GROUP, 480 / MR);
     std::vector<Task> tasks;
     for (int64_t i = 0; i < count;) {
         int64_t end = i;
