@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 
 from processor.core.policy import Policy
-from processor.engine.backends import Backends
+from processor.engine.token_backends import Backends
 from processor.errors import ConfigError
 
 _EVENT, _LABEL = "\u2063event\u2063", "\u2063label\u2063"  # stand-ins while a template is rendered

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from processor.core.policy import Label, Policy
-from processor.engine.backends import Backends, copy_backends
+from processor.engine.token_backends import Backends, copy_backends
 from processor.engine.labels import LabelTrie, build_trie
 from processor.engine.model import LoadedModel
 from processor.engine.prompt import (
