@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from processor.core.policy import Label, Policy
-from processor.engine.token_backends import Backends, copy_backends
 from processor.engine.labels import LabelTrie, build_trie
 from processor.engine.model import LoadedModel
 from processor.engine.prompt import (
@@ -18,6 +17,7 @@ from processor.engine.prompt import (
     full_ids,
     prompt_text,
 )
+from processor.engine.token_backends import Backends, copy_backends
 from processor.errors import ConfigError, RejectRecord
 
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from processor.core.policy import Policy
-from processor.engine.token_backends import copy_backends
 from processor.engine.prompt import PROBES, full_ids, prompt_text
+from processor.engine.token_backends import copy_backends
 from processor.engine.tokenizer import CompiledPolicy, SuffixTokenizer, compile_policy
 from processor.errors import ConfigError, RejectRecord
 from tests.engine.conftest import MakePolicy
