@@ -25,12 +25,12 @@ class TailRows:
 
     @contextmanager
     def of(self, plan: Plan) -> Iterator[None]:
-        if plan.last_layer is not None:
-            self.wanted = plan.wanted_rows(plan.last_layer)
+        before = self.wanted
+        self.wanted = None if plan.last_layer is None else plan.wanted_rows(plan.last_layer)
         try:
             yield
         finally:
-            self.wanted = None
+            self.wanted = before
 
 
 def _tail_only(inner: Callable[..., Any], tail: TailRows) -> Callable[..., Any]:

@@ -17,18 +17,24 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of the largest resul
 
 
 class Switch:
-    """Whether the kernels are in use. Off: the same model by torch alone, as reference."""
+    """Whether the kernels are in use. Off: the same model by torch alone, as reference.
+
+    `whole`: all activations are ours. torch splits an element-wise loop among threads wherever the
+    number of elements says so, and what is left over at the end of a part is rounded otherwise, so
+    elsewhere rows must come in tiles.
+    """
 
     def __init__(self) -> None:
         self.on = True
+        self.whole = False
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        self.on = False
+        before, self.on = self.on, False
         try:
             yield
         finally:
-            self.on = True
+            self.on = before
 
 
 class PackedLinear(torch.nn.Module):
@@ -66,10 +72,11 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> Switch:
     with torch.inference_mode():
         for module in list(body.modules()):
             _fuse_norm(module, kernels, switch)
-            _fuse_gate(module, kernels, switch)
+        gated = [_fuse_gate(module, kernels, switch) for module in list(body.modules())]
+        switch.whole = sum(gated) == model.config.num_hidden_layers
         for module in list(body.modules()) if model.dtype == torch.float32 else ():
             for name, child in list(module.named_children()):
-                if type(child) is torch.nn.Linear:
+                if type(child) is torch.nn.Linear and child.weight.dtype == torch.float32:
                     setattr(module, name, PackedLinear(child, kernels, switch))
     return switch
 
@@ -84,7 +91,7 @@ def _fuse_norm(module: Any, kernels: Kernels, switch: Switch) -> None:
     for offset in (0.0, 1.0):  # gemma scales by 1 + weight
         candidate = _norm(kernels, weight, eps, offset)
         if _same(module, candidate, len(weight)):
-            module.forward = _switched(switch, candidate, module.forward)
+            module.forward = _switched(switch, candidate, module.forward, weight.dtype)
             return
 
 
@@ -94,34 +101,48 @@ def _norm(
     return lambda x: kernels.rms_norm(x, weight, eps, offset)
 
 
-def _fuse_gate(module: Any, kernels: Kernels, switch: Switch) -> None:
-    if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
-        return
-    if not isinstance(getattr(module, "gate_proj", None), torch.nn.Linear):
-        return
+def _fuse_gate(module: Any, kernels: Kernels, switch: Switch) -> bool:
+    """Whether the module is a gated MLP of the usual kind, and now runs on the kernels."""
+    layers = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(type(layer) is torch.nn.Linear for layer in layers):
+        return False
 
     def gated(x: Tensor) -> Tensor:
         gate, up = module.gate_proj, module.up_proj
-        if isinstance(gate, PackedLinear) and gate.bias is None and up.bias is None:
+        packed = isinstance(gate, PackedLinear) and isinstance(up, PackedLinear)
+        if packed and gate.bias is None and up.bias is None:
             inner = kernels.gated_linear(x, gate.packed, up.packed, gate.out_features)
         else:
             inner = kernels.silu_mul(gate(x), up(x))
         down: Tensor = module.down_proj(inner)
         return down
 
-    if _same(module, gated, module.gate_proj.in_features):
-        module.forward = _switched(switch, gated, module.forward)
+    if not _same(module, gated, module.gate_proj.in_features):
+        return False
+    module.forward = _switched(switch, gated, module.forward, module.gate_proj.weight.dtype)
+    return True
 
 
 def _switched(
-    switch: Switch, ours: Callable[[Tensor], Tensor], theirs: Callable[..., Any]
+    switch: Switch,
+    ours: Callable[[Tensor], Tensor],
+    theirs: Callable[..., Any],
+    dtype: torch.dtype,
 ) -> Callable[..., Any]:
-    return lambda x: ours(x) if switch.on else theirs(x)
+    """Ours for what it was tried with, theirs for anything else."""
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if switch.on and x.dtype == dtype and not args and not kwargs:
+            return ours(x)
+        return theirs(x, *args, **kwargs)
+
+    return forward
 
 
 def _same(module: Any, candidate: Callable[[Tensor], Tensor], size: int) -> bool:
     """Whether the candidate computes what the module does, on random rows."""
     probe = 2 * torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    probe[2] *= 1e-3  # where the epsilon of a norm shows
     probe = probe.to(next(module.parameters()).dtype)
     expected = module(probe)
     if not isinstance(expected, Tensor):

@@ -139,6 +139,7 @@ static void panel_product(const float* x, int64_t rows, const float* panel, int6
 // Calls each(m0, rows, p) for all blocks of rows and all panels, on all threads.
 template <class Each>
 static void all_panels(int64_t M, int64_t N, Each each) {
+    if (M <= 0 || N <= 0) return;
     int64_t panels = ceil_div(N, NR), row_blocks = ceil_div(M, ROWS);
     int64_t height = ceil_div(ceil_div(M, row_blocks), MR) * MR;  // even blocks: no thin last one
     int64_t wanted = ceil_div(8 * omp_get_max_threads(), row_blocks);

@@ -142,10 +142,15 @@ def _load(cache_dir: Path, compiler: str) -> Kernels | None:
         file = cache_dir / "kernels" / f"{identity[:16]}.so"
         if not file.exists():
             _compile(compiler, file)
-        return Kernels(ctypes.CDLL(str(file)), identity)
+        try:
+            library = ctypes.CDLL(str(file))
+        except OSError:  # cut off by a crash or a full disk: once more
+            _compile(compiler, file)
+            library = ctypes.CDLL(str(file))
+        return Kernels(library, identity)
     except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        _warn(str(detail).strip().splitlines()[0])
+        detail = str(getattr(error, "stderr", None) or error)
+        _warn(next(iter(detail.strip().splitlines()), type(error).__name__))
         return None
 
 
@@ -154,7 +159,8 @@ def _identity(compiler: str) -> str:
     version = _run([compiler, "--version"])
     target = _run([compiler, "-march=native", "-Q", "--help=target"], check=False)
     digest = hashlib.sha256()
-    for part in (SOURCE.read_text(), *FLAGS, str(KEY_BLOCK), platform.machine(), version, target):
+    chip = (platform.machine(), torch.backends.cpu.get_cpu_capability())
+    for part in (SOURCE.read_text(), *FLAGS, str(KEY_BLOCK), *chip, version, target):
         digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
     return digest.hexdigest()
 

@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from processor.engine.backend import choose_backend
 from processor.engine.dtype import choose_dtype
 from processor.engine.forward import TailRows, install_tail
 from processor.engine.fuse import Switch, fuse
-from processor.engine.plan import Backend
+from processor.engine.plan import LOOSE_TILE, TILE, Backend
 from processor.engine.source import config_errors, find_weights
 from processor.errors import ConfigError
 
@@ -167,6 +167,8 @@ def prepare_model(
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
     switch = fuse(model, backend.kernels) if backend.kernels else Switch()
+    if backend.tile == LOOSE_TILE and not switch.whole:
+        backend = replace(backend, tile=TILE)  # type: ignore[type-var]
     tail, last_layer = install_tail(model)
     return LoadedModel(
         name=name,

@@ -45,6 +45,10 @@ class EventRows:
     tail: int = 1
     tree: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.tail <= self.stop - self.start:
+            raise ValueError("an event has a suffix of at least one token")
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -196,9 +196,10 @@ def _tree(trie: LabelTrie, suffix: Suffix, model: LoadedModel) -> Tensor | None:
 
 
 def _tiled(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Apply a matrix product to rows filled up to a tile, for equal bits."""
+    """Apply a matrix product to rows, a full tile at a time: always the same product."""
     padding = -len(rows) % HEAD_TILE
-    return function(torch.nn.functional.pad(rows, (0, 0, 0, padding)))[: len(rows)]
+    tiles = torch.split(torch.nn.functional.pad(rows, (0, 0, 0, padding)), HEAD_TILE)
+    return torch.cat([function(tile) for tile in tiles])[: len(rows)]
 
 
 def _path_scores(loaded: _Loaded, logits: Tensor) -> list[Scores]:

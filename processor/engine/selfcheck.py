@@ -18,7 +18,7 @@ from processor.core.decision import Scores
 from processor.engine.model import LoadedModel
 from processor.engine.scorer import PrefixScorer
 
-QUICK_EVENTS = 24  # at start: a few passes of short events
+QUICK_EVENTS = 48  # at start: a few passes of short events
 QUICK_LENGTH = 24
 
 
@@ -85,7 +85,16 @@ def self_check(
 def settle(scorer: PrefixScorer, policies: Sequence[str]) -> None:
     """Make sure of equal bits before events are served. Where a batch changes a bit, one warning,
     and from then on each event has a pass of its own, whose shape depends on the event alone."""
-    found = self_check(scorer, policies, events=QUICK_EVENTS, max_length=QUICK_LENGTH, max_events=6)
+    config: Any = scorer.model.model.config
+    if getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        scorer.one_by_one = True
+        warnings.warn(
+            "a mixture of experts multiplies the rows of all events that chose an expert, so bits "
+            "would depend on batch mates: events are scored one by one, which is slower",
+            stacklevel=2,
+        )
+        return
+    found = self_check(scorer, policies, events=QUICK_EVENTS, max_length=QUICK_LENGTH)
     if found.differing:
         scorer.one_by_one = True
         warnings.warn(

@@ -68,8 +68,8 @@ class Snapshots:
     def prune(self, days: float) -> int:
         """Delete what was not used for so long, of this model or another. Returns the count."""
         count = 0
-        with suppress(OSError):
-            for file in self._folder.glob("*.safetensors*"):
+        for file in self._folder.glob("*.safetensors*"):
+            with suppress(OSError):  # another process was first, say
                 if file.stat().st_mtime < time.time() - days * 86400:
                     file.unlink()
                     count += 1

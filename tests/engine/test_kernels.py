@@ -137,6 +137,22 @@ def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+def test_a_cut_off_file_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Kernels
+) -> None:
+    monkeypatch.setattr(module, "_identity", lambda compiler: kernels.identity)
+    file = tmp_path / "kernels" / f"{kernels.identity[:16]}.so"
+    file.parent.mkdir()
+    file.touch()
+    assert load_kernels(tmp_path) is not None
+    assert file.stat().st_size > 0
+
+
+def test_no_rows(kernels: Kernels) -> None:
+    assert kernels.linear(normal(0, 9), kernels.pack(normal(5, 9)), None, 5).shape == (0, 5)
+
+
+@needs_compiler
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "kernels").write_text("a file where a folder should be")
     with pytest.warns(UserWarning, match="compiled CPU kernels are not used"):

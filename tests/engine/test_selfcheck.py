@@ -10,7 +10,7 @@ import pytest
 
 from processor.core.batch import MicroBatch, Suffix
 from processor.engine.attend_flash import FlashBackend
-from processor.engine.plan import Backend, Plan
+from processor.engine.plan import LOOSE_TILE, TILE, Backend, Plan
 from processor.engine.scorer import PrefixScorer
 from processor.engine.selfcheck import ordinary_tokens, self_check, settle
 from processor.engine.tokenizer import SuffixTokenizer
@@ -29,9 +29,9 @@ class Leaking(FlashBackend):
 
 
 def make_scorer(
-    make_policy: MakePolicy, backend: Backend | None = None
+    make_policy: MakePolicy, backend: Backend | None = None, kind: str = "llama"
 ) -> tuple[PrefixScorer, list[str]]:
-    model = tiny_model("llama", backend=backend)
+    model = tiny_model(kind, backend=backend)
     policies = [make_policy("orders"), make_policy("tools", TREE, prefix="Choose a tool.")]
     tokenizer = SuffixTokenizer(model, policies)
     return PrefixScorer(model, tokenizer.policies.values()), [p.key for p in policies]
@@ -64,6 +64,18 @@ def test_nothing_is_said_where_bits_are_equal(
     assert (found.events, found.references) == (300, 5)
     assert list(found.rungs) == sorted(set(found.rungs))
     assert len(found.rungs) > 3
+
+
+def test_a_mixture_of_experts_goes_one_by_one(make_policy: MakePolicy) -> None:
+    scorer, keys = make_scorer(make_policy, kind="gpt_oss")
+    with pytest.warns(UserWarning, match="mixture of experts"):
+        settle(scorer, keys)
+    assert self_check(scorer, keys, events=60, max_length=9).differing == 0
+
+
+def test_tiles_stay_where_an_activation_is_torchs(make_policy: MakePolicy) -> None:
+    tiles = {kind: tiny_model(kind).backend.tile for kind in ("llama", "gemma3_text", "phi3")}
+    assert tiles == {"llama": LOOSE_TILE, "gemma3_text": TILE, "phi3": TILE}
 
 
 def test_events_are_of_ordinary_tokens() -> None:
