@@ -18,6 +18,7 @@ import typer
 
 from processor import cli_bench, console
 from processor.cli_engine import engine_app
+from processor.cli_options import Json, Model, SettingsFile
 from processor.core.decision import Decision
 from processor.core.event import Record
 from processor.core.policy import load_policy
@@ -37,14 +38,7 @@ app.add_typer(engine_app, name="engine")
 
 POLICIES = Path("policies")
 
-SettingsFile = Annotated[
-    Path | None, typer.Option("--settings", "-s", help="settings file (YAML); see schemas/")
-]
 Folders = Annotated[list[Path], typer.Argument(help="policy folders")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
-Model = Annotated[
-    str | None, typer.Option("--model", help="smollm2, a hub id, a folder or a .gguf file")
-]
 
 
 def main() -> None:

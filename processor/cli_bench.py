@@ -15,6 +15,7 @@ from processor.bench.host import host_ms
 from processor.bench.plot import check_plot, draw_result, draw_sweep
 from processor.bench.points import CENTRE, STAGES, SWEPT, SYSTEMS, Point, sweep
 from processor.bench.result import COLUMNS, SWEEP_COLUMNS, summary, sweep_row, table_rows
+from processor.cli_options import Model, SettingsFile
 from processor.config import ModelSettings
 from processor.core.policy import Policy, load_policy
 from processor.demo.samples import read_samples
@@ -59,12 +60,8 @@ def bench(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="also write the result to this file")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the result: .png or .svg")] = None,
-    settings: Annotated[
-        Path | None, typer.Option("--settings", "-s", help="settings file (YAML); see schemas/")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="smollm2, a hub id, a folder or a .gguf file")
-    ] = None,
+    settings: SettingsFile = None,
+    model: Model = None,
 ) -> None:
     """Time this engine beside full prefill and transformers, on this chip, in one run."""
     console.check_writable(json, "--json")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from processor import console
+from processor.cli_options import Json, Model, SettingsFile
 from processor.core.policy import load_policy
 from processor.wiring import load_engine, policy_folders, read_settings
 
@@ -28,13 +29,9 @@ def self_check(
     length: Annotated[int, typer.Option(min=1, help="most tokens of an event")] = 200,
     batch: Annotated[int, typer.Option(min=2, help="most events of a batch")] = 32,
     seed: Annotated[int, typer.Option()] = 1,
-    json: Annotated[bool, typer.Option("--json", help="print JSON on standard output")] = False,
-    settings: Annotated[
-        Path | None, typer.Option("--settings", "-s", help="settings file (YAML); see schemas/")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="smollm2, a hub id, a folder or a .gguf file")
-    ] = None,
+    json: Json = False,
+    settings: SettingsFile = None,
+    model: Model = None,
 ) -> None:
     """Whether an event gets the same bits in any batch, and how far it is from whole prompts.
 

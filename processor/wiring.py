@@ -36,18 +36,9 @@ def read_settings(file: Path | None, model: str | None = None) -> Settings:
 
 def load_weights(model: ModelSettings, progress: Callable[[str], None]) -> LoadedModel:
     """The model by itself, loaded as the settings say."""
-    from processor.engine.model import load_model
+    from processor.engine.model import load_configured
 
-    return load_model(
-        model.source,
-        dtype=model.dtype,
-        device=model.device,
-        cache_dir=model.cache_dir,
-        threads=model.threads,
-        kernels=model.kernels,
-        revision=model.revision,
-        progress=progress,
-    )
+    return load_configured(model, progress)
 
 
 def load_engine(

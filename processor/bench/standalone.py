@@ -15,7 +15,7 @@ from processor.config import load_settings
 from processor.core.batch import Budget
 from processor.engine import bench_chip
 from processor.engine.bench_systems import Ours, Work, random_work
-from processor.engine.model import LoadedModel, load_model
+from processor.engine.model import LoadedModel, load_configured
 
 _DISTINCT = 1024  # events; larger runs repeat them, which changes no time
 
@@ -40,15 +40,7 @@ def budget(options: argparse.Namespace) -> Budget:
 def load(source: str | None) -> LoadedModel:
     """The model as settings in the environment say; `source` overrides theirs."""
     model = load_settings(None, os.environ).model
-    return load_model(
-        source or model.source,
-        dtype=model.dtype,
-        device=model.device,
-        cache_dir=model.cache_dir,
-        threads=model.threads,
-        kernels=model.kernels,
-        revision=model.revision,
-    )
+    return load_configured(model.model_copy(update={"source": source or model.source}))
 
 
 def random_events(

@@ -23,6 +23,7 @@ from processor.engine.labels import build_trie
 from processor.engine.model import LoadedModel
 from processor.engine.prompt import Cut
 from processor.engine.scorer import PrefixScorer
+from processor.engine.selfcheck import ordinary_tokens
 from processor.engine.tokenizer import CompiledPolicy
 
 # Distinct events; larger batches repeat them. No system looks for equal events, so this changes no
@@ -67,10 +68,7 @@ def random_work(
 ) -> Work:
     """Ordinary token ids, drawn at random: `topics` prefixes of `prefix` tokens and events of
     `suffix` tokens each."""
-    tokenizer: Any = loaded.tokenizer
-    size = min(len(tokenizer), int(loaded.model.config.vocab_size))
-    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    ordinary = [token for token in range(size) if token not in control]
+    ordinary = ordinary_tokens(loaded)
     draw = random.Random(f"{seed} {prefix} {suffix} {topics}")
     first, second = draw.sample(ordinary, 2)
     return Work(

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from processor.config import ModelSettings
 from processor.engine import attention
 from processor.engine.backend import choose_backend
 from processor.engine.dtype import choose_dtype
@@ -148,6 +149,22 @@ def load_model(
     model = model.to(place)
     backend = choose_backend(model, kernels, cache_dir)
     return prepare_model(model, tokenizer, name, fingerprint, note, backend)
+
+
+def load_configured(
+    model: ModelSettings, progress: Callable[[str], None] = lambda stage: None
+) -> LoadedModel:
+    """`load_model` as the settings say."""
+    return load_model(
+        model.source,
+        dtype=model.dtype,
+        device=model.device,
+        cache_dir=model.cache_dir,
+        threads=model.threads,
+        kernels=model.kernels,
+        revision=model.revision,
+        progress=progress,
+    )
 
 
 def prepare_model(
