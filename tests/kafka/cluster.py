@@ -1,7 +1,8 @@
 """A Kafka for the tests, found in this order: an address that is given, Docker, Java and Maven.
 
 Nothing needs to be installed by hand for the third: the jars of Apache Kafka are resolved by
-Maven into the user's cache folder, once.
+Maven into the user's cache folder, once. Only a cluster from the jars can be harmed, so fault
+tests ask for one of their own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import tempfile
 import time
@@ -18,49 +19,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import ClusterMetadata
 
-VARIABLE = "PROCESSOR_TEST_KAFKA"
+from tests.kafka.node import Node, Unavailable, broker_settings, find_jars, free_port
+
+VARIABLE = "KAFKA_TEST_ADDRESS"
 IMAGE = "apache/kafka:4.3.1"
-POM = Path(__file__).with_name("pom.xml")
-START_S = 60.0
-
-# One node must be enough for the offsets and the transactions, and a group need not wait for more
-# members to come (testcontainers-java#1816).
-BROKER = {
-    "offsets.topic.replication.factor": "1",
-    "offsets.topic.num.partitions": "4",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "transaction.state.log.num.partitions": "4",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-    "group.initial.rebalance.delay.ms": "0",
-    "group.min.session.timeout.ms": "1000",
-    "auto.create.topics.enable": "false",
-}
-
-
-class Unavailable(Exception):
-    """No Kafka can be had here; says what to install."""
+START_S = 90.0
+STOP_S = 30.0
 
 
 @contextmanager
 def kafka() -> Iterator[str]:
     """The bootstrap address of a running Kafka. Raises `Unavailable`."""
     if address := os.environ.get(VARIABLE):
+        probe(address)
         yield address
     elif _docker_answers():
         with _in_docker() as address:
             yield address
-    elif shutil.which("java") and shutil.which("mvn"):
-        with _from_jars() as address:
-            yield address
+    elif _java():
+        with Cluster() as cluster:
+            yield cluster.address
     else:
         raise Unavailable(
             f"no Kafka: set {VARIABLE} to a bootstrap address, or install Docker, or Java 17 and "
             "Maven"
         )
+
+
+def _java() -> bool:
+    return bool(shutil.which("java") and shutil.which("mvn"))
 
 
 def _docker_answers() -> bool:
@@ -80,103 +71,163 @@ def _docker_answers() -> bool:
 def _in_docker() -> Iterator[str]:
     from testcontainers.core.container import DockerContainer
 
-    port = _free_port()
+    port = free_port()
     container = DockerContainer(IMAGE).with_bind_ports(9092, port)
-    for key, value in _node(9092, 9093, f"localhost:{port}").items():
+    settings = broker_settings(1) | {
+        "node.id": "1",
+        "process.roles": "broker,controller",
+        "controller.quorum.voters": "1@localhost:9093",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": "PLAINTEXT://:9092,CONTROLLER://localhost:9093",
+        "advertised.listeners": f"PLAINTEXT://localhost:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    }
+    for key, value in settings.items():
         container.with_env("KAFKA_" + key.upper().replace(".", "_"), value)
     with container:
         address = f"localhost:{port}"
-        _wait(address, lambda: True)
+        wait_for(address, lambda metadata: None)
+        probe(address)
         yield address
 
 
-@contextmanager
-def _from_jars() -> Iterator[str]:
-    jars = _jars()
-    port = _free_port()
-    java = ["java", "-cp", f"{jars}/*"]
-    folder = Path(tempfile.mkdtemp(prefix="kafka-"))
-    properties = folder / "server.properties"
-    settings = _node(port, _free_port(), f"localhost:{port}") | {"log.dirs": f"{folder}/data"}
-    properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    format_ = ["kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties)]
-    subprocess.run([*java, *format_], check=True, capture_output=True, timeout=60)
-    memory = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*java[:1], *memory, *java[1:], "kafka.Kafka", str(properties)],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        address = f"localhost:{port}"
-        _wait(address, lambda: server.poll() is None, folder / "log")
-        yield address
-    finally:
-        server.terminate()
+class Cluster:
+    """Nodes from Kafka's jars, numbered from 1, which can be stopped, killed and frozen."""
+
+    def __init__(self, count: int = 1) -> None:
+        """Raises `Unavailable`."""
+        if not _java():
+            raise Unavailable(
+                "a cluster that a test may harm is started from Apache Kafka's jars: install "
+                f"Java 17 and Maven (neither Docker nor {VARIABLE} will do)"
+            )
+        find_jars()
+        self._folder = Path(tempfile.mkdtemp(prefix="kafka-"))
+        self.nodes = {n: Node(n, self._folder) for n in range(1, count + 1)}
         try:
-            server.wait(10)
+            self._format()
+            for number in self.nodes:
+                self.start(number)
+            self.await_whole()
+            probe(self.address)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        return ",".join(node.address for node in self.nodes.values())
+
+    @property
+    def proxied_address(self) -> str:
+        return ",".join(f"localhost:{node.proxy_port}" for node in self.nodes.values())
+
+    def start(self, number: int) -> None:
+        """Start a node, for the first time or again; `await_whole` waits for it."""
+        node = self.nodes[number]
+        assert not node.running
+        node.process = node.java("kafka.Kafka", f"{node.folder}/server.properties")
+
+    def stop(self, number: int) -> None:
+        """Cleanly: it hands its partitions over before it ends."""
+        process = self._signal(number, signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+            self.kill(number)
+
+    def kill(self, number: int) -> None:
+        self._signal(number, signal.SIGKILL).wait()
+
+    def pause(self, number: int) -> None:
+        self._signal(number, signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        self._signal(number, signal.SIGCONT)
+
+    def await_whole(self) -> None:
+        """Wait until all nodes are there, with all copies of all partitions. Each is asked: for
+        some seconds the others do not know that one was killed."""
+        for node in self.nodes.values():
+            wait_for(node.address, self._missing, self._trouble)
+
+    def close(self) -> None:
+        for number, node in self.nodes.items():
+            if node.running:
+                self.kill(number)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _format(self) -> None:
+        word = str(uuid.uuid4())
+        for node in self.nodes.values():
+            node.configure(list(self.nodes.values()))
+        format_ = ["kafka.tools.StorageTool", "format", "-t", word, "-c"]
+        started = [
+            (node, node.java(*format_, f"{node.folder}/server.properties"))
+            for node in self.nodes.values()
+        ]
+        for node, process in started:
+            if process.wait(START_S):
+                raise RuntimeError(f"Kafka's data folder cannot be formatted:\n{node.log()}")
+
+    def _signal(self, number: int, signum: signal.Signals) -> subprocess.Popen[bytes]:
+        process = self.nodes[number].process
+        assert process is not None
+        process.send_signal(signum)
+        return process
+
+    def _missing(self, metadata: ClusterMetadata) -> str | None:
+        if len(metadata.brokers) < len(self.nodes):
+            return f"{len(metadata.brokers)} of {len(self.nodes)} nodes"
+        for topic in metadata.topics.values():
+            for partition in topic.partitions.values():
+                if partition.leader < 0 or len(partition.isrs) < len(partition.replicas):
+                    return f"{topic.topic} [{partition.id}] is not whole"
+        return None
+
+    def _trouble(self) -> str | None:
+        ended = [node for node in self.nodes.values() if not node.running]
+        return "\n".join(f"node {n.number} has ended:\n{n.log()}" for n in ended) or None
 
 
-def _node(port: int, controller: int, advertised: str) -> dict[str, str]:
-    return BROKER | {
-        "node.id": "1",
-        "process.roles": "broker,controller",
-        "controller.quorum.voters": f"1@localhost:{controller}",
-        "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://:{port},CONTROLLER://localhost:{controller}",
-        "advertised.listeners": f"PLAINTEXT://{advertised}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    }
-
-
-def _jars() -> Path:
-    """The folder with Kafka's jars, filled by Maven unless it is there. A folder is complete once
-    it has its name, so that two runs at a time, or one that was stopped, do no harm."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    jars = Path(cache) / "processor" / "kafka" / _version()
-    if jars.exists():
-        return jars
-    jars.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=jars.parent))
-    copy = ["dependency:copy-dependencies", f"-DoutputDirectory={fresh}"]
-    done = subprocess.run(
-        ["mvn", "-q", "-B", "-f", str(POM), *copy], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        shutil.rmtree(fresh)
-        raise Unavailable(f"Maven cannot resolve Kafka's jars: {done.stdout[-500:]}")
-    try:
-        fresh.rename(jars)
-    except OSError:
-        shutil.rmtree(fresh)
-    return jars
-
-
-def _version() -> str:
-    text = POM.read_text()
-    return text[text.index("<kafka.version>") + 15 : text.index("</kafka.version>")]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait(address: str, alive: Callable[[], bool], log: Path | None = None) -> None:
+def wait_for(
+    address: str,
+    missing: Callable[[ClusterMetadata], str | None],
+    trouble: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Wait until nothing is missing; raises at once where there is trouble."""
     deadline = time.monotonic() + START_S
     admin = AdminClient({"bootstrap.servers": address}, logger=logging.getLogger("kafka-start"))
     while True:
         try:
-            admin.list_topics(timeout=1)
-            return
+            found = missing(admin.list_topics(timeout=1))
         except KafkaException as error:
-            if not alive() or time.monotonic() > deadline:
-                tail = log.read_text()[-2000:] if log else ""
-                raise RuntimeError(f"Kafka does not start: {error}\n{tail}") from error
+            found = str(error)
+        if found is None:
+            return
+        if (why := trouble()) or time.monotonic() > deadline:
+            raise RuntimeError(f"Kafka does not start: {found}\n{why or ''}")
+        time.sleep(0.1)
+
+
+def probe(address: str) -> None:
+    """Have both coordinators elected before a test measures anything (DELIVERY D12)."""
+    client = {"bootstrap.servers": address, "log_level": 2}
+    Producer(client | {"transactional.id": "probe"}).init_transactions(START_S)
+    consumer = Consumer(client | {"group.id": "probe"})
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            consumer.committed([TopicPartition("probe", 0)], 5)
+            break
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    consumer.close()

@@ -32,7 +32,7 @@ class KafkaHarness:
 
     def topic(self, partitions: int = 1) -> str:
         name = self._name("t")
-        for future in self._admin.create_topics([NewTopic(name, partitions, 1)]).values():
+        for future in self._admin.create_topics([NewTopic(name, partitions, -1)]).values():
             future.result(CALL_S)
         self._await_topic(name, partitions)
         return name
