@@ -19,7 +19,7 @@ import typer
 from processor import cli_bench, console
 from processor.cli_engine import engine_app
 from processor.cli_options import Json, Model, SettingsFile
-from processor.core.decision import Decision
+from processor.core.decision import Decision, Rejection
 from processor.core.event import Record
 from processor.core.policy import load_policy
 from processor.errors import ConfigError, ConfigErrors, ProcessorError
@@ -107,9 +107,11 @@ def demo(
 @app.command()
 def run(settings: SettingsFile = None) -> None:
     """Consume the policies' input topics and publish decisions, until SIGTERM."""
-    from processor.broker.kafka import KafkaSink, KafkaSource, check_topics
+    from processor.broker.kafka import KafkaSink, KafkaSource
+    from processor.broker.kafka_admin import check_cluster
     from processor.runtime.telemetry import Counters
-    from processor.runtime.worker import Worker, install_signal_handlers
+    from processor.runtime.watchdog import Watchdog
+    from processor.runtime.worker import Limits, Worker, install_signal_handlers
 
     chosen = read_settings(settings)
     if not chosen.policies:
@@ -117,14 +119,20 @@ def run(settings: SettingsFile = None) -> None:
         raise ConfigError(where, "policies", [], "name at least one policy folder")
     loaded = [load_policy(folder) for folder in chosen.policies]
     topics = [t for p in loaded for t in p.spec.topics.model_dump().values()]
-    check_topics(chosen.kafka, topics)
+    sizes = check_cluster(chosen.kafka, topics)
     pipeline, reloading, note = load_running(chosen, loaded)
     worker = Worker(
         pipeline,
         KafkaSource(chosen.kafka, [p.spec.topics.input for p in loaded]),
-        KafkaSink(chosen.kafka),
+        KafkaSink(chosen.kafka, sizes),
         Counters(),
         drain_s=chosen.runtime.drain_s,
+        limits=Limits(
+            hang_s=chosen.runtime.hang_s,
+            score_s=chosen.runtime.score_timeout_s,
+            stall_s=chosen.runtime.stall_s,
+            rejections_in_row=chosen.runtime.max_rejections_in_row,
+        ),
         publish_s=chosen.kafka.publish_timeout_ms / 1000,
         reloading=reloading,
     )
@@ -133,7 +141,10 @@ def run(settings: SettingsFile = None) -> None:
         f"ready: {', '.join(p.name for p in loaded)}; {chosen.model.source}, {note}",
         highlight=False,
     )
+    watchdog = Watchdog(worker.hangs)
+    watchdog.start()
     worker.run()
+    watchdog.stop()
 
 
 @app.command()
@@ -181,8 +192,10 @@ def score(
         print(outcome.model_dump_json(indent=2))
     elif isinstance(outcome, Decision):
         console.output.print(console.decision_table(outcome))
-    else:
+    elif isinstance(outcome, Rejection):
         console.output.print(f"rejected: {outcome.reason}: {outcome.detail}", markup=False)
+    else:
+        console.output.print("a tombstone")
     if not isinstance(outcome, Decision):
         raise typer.Exit(3)
 

@@ -21,13 +21,14 @@ _HAS_SETTING = {
     "transaction.timeout.ms": "transaction_timeout_ms",
     "retry.backoff.ms": "retry_backoff_ms",
     "auto.offset.reset": "auto_offset_reset",
+    "group.protocol": "group_protocol",
 }
 _FIXED = {
     *("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store", "isolation.level"),
     *("enable.idempotence", "enable.gapless.guarantee", "acks", "request.required.acks"),
     *("max.in.flight", "max.in.flight.requests.per.connection"),
     *("retries", "message.send.max.retries", "message.timeout.ms", "delivery.timeout.ms"),
-    *("group.protocol", "partition.assignment.strategy"),
+    *("partition.assignment.strategy", "enable.partition.eof", "group.remote.assignor"),
 }
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from processor.client_properties import ClientProperties
 from processor.documents import MASK, key_path, read_yaml, refusal, validate
 from processor.errors import ConfigError, ConfigErrors
+from processor.kafka_settings import STEP_BUDGETS, KafkaSettings, Section
+
+__all__ = ["KafkaSettings", "ModelSettings", "Settings", "load_settings"]
 
 PREFIX = "PROCESSOR_"
 # What Kubernetes sets for each Service of the namespace, where one is named `processor...`.
@@ -29,30 +30,13 @@ _SERVICE_LINK = re.compile(
     r"|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 
-Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
-# Ids must need no quoting anywhere: in Kafka's access rules, in metrics, in a shell.
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
-
-
-def _host_ordinal() -> str:
-    """The ordinal that a StatefulSet puts at the end of its pods' names."""
-    found = re.search(r"-(\d+)$", platform.node().split(".")[0])
-    return found[1] if found else "0"
-
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:
     base = Path(environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "processor"
 
 
-class _Section(BaseModel):
-    # The input is hidden in errors, for it may hold a secret; `load_settings` shows it masked.
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
-
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """Which model, and how it is run."""
 
     source: Annotated[
@@ -88,69 +72,30 @@ class ModelSettings(_Section):
         return self
 
 
-class BatchSettings(_Section):
+class BatchSettings(Section):
     """The most that one forward pass takes."""
 
     max_rows: Annotated[int, Field(ge=1, description="the longest event must fit")] = 2048
     max_events: Annotated[int, Field(ge=1)] = 32
 
 
-class KafkaSettings(_Section):
-    """The cluster, and this replica's place in its consumer group."""
+class RuntimeSettings(Section):
+    """When to stop, and when to give up."""
 
-    bootstrap_servers: Annotated[str, Field(pattern=r"^\S+$")] = "localhost:9092"
-    group: Id = "processor"
-    replica: Annotated[
-        Id, Field(description="stable name of this replica; default: the host name's ordinal or 0")
-    ] = Field(default_factory=_host_ordinal)
-    transactional_id_prefix: Id = "processor"
-    static_membership: Annotated[
-        bool, Field(description="a restart within the session keeps the partitions")
-    ] = True
-    session_timeout_ms: Milliseconds = 12_000
-    max_poll_interval_ms: Milliseconds = 300_000
-    transaction_timeout_ms: Annotated[
-        Milliseconds, Field(description="brokers refuse more than 15 minutes unless told otherwise")
-    ] = 30_000
-    retry_backoff_ms: Milliseconds = 5
-    publish_timeout_ms: Annotated[
-        Milliseconds, Field(description="budget of all calls of one transaction")
-    ] = 10_000
-    auto_offset_reset: Annotated[
-        Literal["error", "earliest", "latest"],
-        Field(description="where to start a partition without a valid committed offset"),
-    ] = "earliest"
-    client: Annotated[
-        ClientProperties, Field(description="further librdkafka properties: security and the like")
-    ] = {}
-
-    @property
-    def transactional_id(self) -> str:
-        """Stable per replica: a restarted one aborts its dead predecessor's transaction at once."""
-        return f"{self.transactional_id_prefix}-{self.group}-{self.replica}"
-
-    @property
-    def group_instance_id(self) -> str | None:
-        return self.transactional_id if self.static_membership else None
-
-    @model_validator(mode="after")
-    def _timeouts_fit(self) -> Self:
-        session, poll = self.session_timeout_ms, self.max_poll_interval_ms
-        transaction, publish = self.transaction_timeout_ms, self.publish_timeout_ms
-        if session >= poll:
-            raise refusal(
-                "session_timeout_ms", session, f"must be below max_poll_interval_ms = {poll}"
-            )
-        if transaction < 2 * publish:
-            remedy = f"raise it to {2 * publish}, twice publish_timeout_ms, or lower that"
-            raise refusal("transaction_timeout_ms", transaction, remedy)
-        if transaction > 900_000:
-            remedy = "lower it to 900000: brokers refuse more (transaction.max.timeout.ms)"
-            raise refusal("transaction_timeout_ms", transaction, remedy)
-        return self
-
-
-class RuntimeSettings(_Section):
+    hang_s: Annotated[
+        float,
+        Field(gt=0, description="the process ends when the thread that polls is away for so long"),
+    ] = 60.0
+    score_timeout_s: Annotated[
+        float, Field(gt=0, description="... or the model with one micro-batch")
+    ] = 60.0
+    stall_s: Annotated[
+        float,
+        Field(gt=0, description="... or when records of a partition wait and none of them comes"),
+    ] = 120.0
+    max_rejections_in_row: Annotated[
+        int, Field(ge=0, description="... or when nothing but rejections is made; 0: never")
+    ] = 1000
     drain_s: Annotated[
         float, Field(gt=0, description="seconds to finish what was begun after a stop signal")
     ] = 20.0
@@ -164,7 +109,7 @@ class RuntimeSettings(_Section):
     ] = 0.0
 
 
-class Settings(_Section):
+class Settings(Section):
     """All settings of one process."""
 
     policies: Annotated[
@@ -174,6 +119,14 @@ class Settings(_Section):
     batch: BatchSettings = BatchSettings()
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     runtime: RuntimeSettings = RuntimeSettings()
+
+    @model_validator(mode="after")
+    def _hang_exceeds_a_step(self) -> Self:
+        least = STEP_BUDGETS * self.kafka.publish_timeout_ms / 1000
+        if self.runtime.hang_s <= least:
+            remedy = f"raise it above {least:.0f}, {STEP_BUDGETS} times kafka.publish_timeout_ms"
+            raise refusal("runtime.hang_s", self.runtime.hang_s, remedy)
+        return self
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -256,7 +209,8 @@ def _parse_variable(keys: tuple[str, ...], text: str) -> Any:
     if keys == ("policies",) and not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
     section = Settings.model_fields[keys[0]].annotation
-    kind = tuple if keys == ("policies",) else section.model_fields[keys[1]].annotation  # type: ignore[union-attr]
+    kind: Any = tuple if keys == ("policies",) else section.model_fields[keys[1]].annotation  # type: ignore[union-attr]
+    kind = bool if kind == bool | None else kind
     if len(keys) < 3 and (kind in (int, float, bool, tuple) or get_origin(kind) is dict):
         with suppress(ValueError, RecursionError):  # stays text; the model then complains
             return json.loads(text.lower() if kind is bool else text)

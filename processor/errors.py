@@ -56,5 +56,14 @@ class RebuildProducer(BrokerError):
     """The producer is lost: build a new one, rewind to the committed offsets and go on."""
 
 
+class ShrinkOutput(RebuildProducer):
+    """A record is larger than its topic takes: publish it in short form, and go on as after a
+    rebuild. `topic` is None where the client does not say which."""
+
+    def __init__(self, message: str, topic: str | None = None) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
 class ExitProcess(BrokerError):
     """Nobody in this process can mend it: stop and let the supervisor restart us."""

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processor.config import KafkaSettings, Settings
-from processor.core.decision import Decision, Scores, decide, encode_outcome, reject
+from processor.core.decision import Decision, Scores, decide, reject
 from processor.core.event import Reason
 from processor.core.policy import Policy
 from processor.errors import RejectRecord
 from processor.schema import outdated_schemas, published_schemas, schema_texts, write_schemas
-from tests.core.builders import PROVENANCE, SPEC, TIMINGS, make_policy, merged, record
+from tests.core.builders import PROVENANCE, SPEC, TIMINGS, make_policy, merged, published, record
 
 FOLDER = Path(__file__).parent.parent / "schemas"
 
@@ -67,7 +67,7 @@ def test_decisions_hold_to_their_schema(
     source = record(key=key, offset=max(number, 0), timestamp_ms=number)
     scores = Scores((0.0, *logprobs))
     decision = decide(policy, source, scores, PROVENANCE, 5, TIMINGS)
-    value = encode_outcome(decision, source, "out").value
+    value = published(decision, source).value
     assert value is not None
     assert b"null" not in value.replace(b'"key":null', b"")
     validator("decision").validate(json.loads(value))
@@ -77,7 +77,7 @@ def test_decisions_hold_to_their_schema(
 @pytest.mark.parametrize("reason", get_args(Reason))
 def test_rejections_hold_to_their_schema(policy: Policy, reason: str) -> None:
     rejection = reject(record(None), RejectRecord(reason, "why"), policy)
-    (_, why) = encode_outcome(rejection, record(None), "dead").headers[-1]
+    (_, why) = published(rejection, record(None)).headers[-1]
     assert why is not None
     validator("rejection").validate(json.loads(why))
 

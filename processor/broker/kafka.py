@@ -1,35 +1,46 @@
-"""Kafka behind the same protocols. No other module knows the client."""
+"""Kafka behind the same protocols. No other module imports the client."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 
 from processor.broker.kafka_config import (
+    DEFAULT_MAX_BYTES,
     client_config,
     consumer_config,
     parse_metadata,
-    producer_config,
+    reader_config,
     to_record,
     transactional_config,
 )
+from processor.broker.kafka_ends import EndOffsets
 from processor.broker.kafka_errors import classify, is_record
-from processor.broker.transaction import GroupMetadata, Offsets, OnPartitions, TopicPartition
-from processor.config import KafkaSettings
-from processor.core.decision import OutputRecord
-from processor.core.event import Headers, Record
-from processor.errors import ConfigError, ExitProcess, RetryCall
+from processor.broker.kafka_placement import Placement
+from processor.broker.kafka_positions import Positions
+from processor.broker.transaction import (
+    Ends,
+    GroupMetadata,
+    Offsets,
+    OnPartitions,
+    TopicPartition,
+)
+from processor.core.encode import OutputRecord
+from processor.core.event import Record
+from processor.errors import ExitProcess, RetryCall
+from processor.kafka_settings import KafkaSettings
 
-__all__ = ["KafkaSink", "KafkaSource", "check_topics", "produce_all", "to_record"]
-
-CONNECT_S = 10.0
-SEEK_S = 10.0  # a partition that cannot be positioned for so long is lost
+AT_END, ASKS_FOR_START = NEWS = ("_PARTITION_EOF", "_AUTO_OFFSET_RESET")
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +55,8 @@ def _client_partitions(partitions: Iterable[TopicPartition]) -> list[ClientParti
 
 
 class KafkaSource:
-    """A consumer group member with cooperative rebalances (KIP-429).
+    """A consumer group member with cooperative rebalances (KIP-429, or KIP-848 where the broker
+    assigns).
 
     Positions are only ever set by `seek`, to offsets known here; what the client calls a lost
     assignment is treated as any other revocation (librdkafka PR#5604).
@@ -53,11 +65,11 @@ class KafkaSource:
     def __init__(self, settings: KafkaSettings, topics: Sequence[str]) -> None:
         self._topics = list(topics)
         self._consumer = Consumer(consumer_config(settings), logger=logger)
-        self._assigned: dict[TopicPartition, int] = {}  # with the number of the assignment
-        self._assignments = 0
-        self._next: dict[TopicPartition, int] = {}  # after the last record handed out, or a seek
-        self._seeks: dict[TopicPartition, int] = {}  # not carried out yet
-        self._seek_deadline = 0.0
+        self._ends = EndOffsets(KafkaAdmin(settings).ends)
+        self._positions = Positions()
+        self._placement = Placement(
+            settings, self._consumer, self._positions, self.committed, ClientPartition
+        )
         self._callbacks: tuple[OnPartitions, OnPartitions] | None = None
         self._closed = False
 
@@ -69,8 +81,8 @@ class KafkaSource:
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         if self._callbacks is None or self._closed:
             raise ExitProcess("illegal call: poll while not open")
-        self._carry_out_seeks()
-        before = dict(self._assigned)
+        self._placement.step(self.group_metadata)
+        before = self._positions.numbers()
         try:
             # `consume` alone would wait for all of `max_records` until its time is over.
             first = self._consumer.poll(timeout_s)
@@ -79,15 +91,27 @@ class KafkaSource:
                 messages += self._consumer.consume(max_records - 1, 0)
         except KafkaException as error:
             raise ExitProcess(f"poll: {error}") from error
-        records = [to_record(m) for m in messages if is_record(m)]
-        doubtful = self._reposition(records, before)
-        ours = self._assigned.keys() - self._seeks.keys() - doubtful
-        handed_out = [r for r in records if (r.topic, r.partition) in ours]
-        self._next.update({(r.topic, r.partition): r.offset + 1 for r in handed_out})
+        records = [to_record(m) for m in messages if self._is_record(m)]
+        if doubtful := self._positions.reassigned(before):
+            self._placement.fetch_again([r for r in records if (r.topic, r.partition) in doubtful])
+            records = [r for r in records if (r.topic, r.partition) not in doubtful]
+        handed_out = [r for r in records if self._positions.hand_out(r)]
+        for message in messages:
+            if message.error() is not None:
+                self._take_news(message, doubtful)
         return handed_out
 
     def assignment(self) -> frozenset[TopicPartition]:
-        return frozenset(self._assigned)
+        return self._positions.assigned()
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return self._positions.known()
+
+    def ends(self) -> dict[TopicPartition, Ends]:
+        return self._ends.latest(self._positions.assigned())
+
+    def records_lost(self) -> int:
+        return self._placement.lost
 
     def group_metadata(self) -> GroupMetadata:
         return parse_metadata(self._consumer.consumer_group_metadata())
@@ -105,10 +129,7 @@ class KafkaSource:
         return {(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
 
     def seek(self, offsets: Offsets) -> None:
-        self._next.update(offsets)
-        self._seeks.update(offsets)
-        self._seek_deadline = time.monotonic() + SEEK_S
-        self._carry_out_seeks()
+        self._placement.seek(offsets)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         self._consumer.pause(_client_partitions(partitions))
@@ -117,7 +138,8 @@ class KafkaSource:
         """The seek to where we are goes nowhere, but wakes the client's thread: it would look at
         the resumed partitions up to a second later (measured: 0.94 s; with the seek, 0.01 s)."""
         self._consumer.resume(_client_partitions(partitions))
-        self.seek({p: self._next[p] for p in partitions if p in self._next})
+        known = self._positions.known()
+        self.seek({p: known[p] for p in partitions if p in known})
 
     def close(self) -> None:
         """Leave the group. A static member sends no leave: it may be back within its session."""
@@ -127,9 +149,8 @@ class KafkaSource:
 
     def _assign(self, consumer: Consumer, partitions: list[ClientPartition]) -> None:
         consumer.incremental_assign(partitions)
-        self._assignments += 1
         added = [(p.topic, p.partition) for p in partitions]
-        self._assigned.update(dict.fromkeys(added, self._assignments))
+        self._positions.assign(added)
         if self._callbacks is not None:
             self._callbacks[0](added)
 
@@ -139,48 +160,31 @@ class KafkaSource:
             if self._callbacks is not None:
                 self._callbacks[1](removed)
         finally:
-            for partition in removed:
-                self._assigned.pop(partition, None)
-                self._next.pop(partition, None)
-                self._seeks.pop(partition, None)
+            self._positions.revoke(removed)
             consumer.incremental_unassign(partitions)
 
-    def _reposition(
-        self, records: list[Record], before: dict[TopicPartition, int]
-    ) -> set[TopicPartition]:
-        """Partitions that were revoked and assigned again within one `poll`: their records may be
-        from before or after (confluent-kafka-python#1013), so they are all fetched again."""
-        lowest: dict[TopicPartition, int] = {}
-        for record in records:
-            partition = (record.topic, record.partition)
-            number = self._assigned.get(partition)
-            if number is not None and before.get(partition, number) != number:
-                lowest[partition] = min(record.offset, lowest.get(partition, record.offset))
-        if lowest:
-            found = self.committed(lowest.keys(), SEEK_S)
-            self.seek({p: o if (o := found.get(p)) is not None else lowest[p] for p in lowest})
-        return set(lowest)
+    def _is_record(self, message: Message) -> bool:
+        error = message.error()
+        return error is None or (error.name() not in NEWS and is_record(message))
 
-    def _carry_out_seeks(self) -> None:
-        """A seek fails while the client still looks up where an assignment starts. Until it
-        succeeds, nothing of that partition is handed out."""
-        for partition, offset in list(self._seeks.items()):
-            try:
-                self._consumer.seek(ClientPartition(*partition, offset))
-            except KafkaException as error:
-                if time.monotonic() > self._seek_deadline:
-                    raise ExitProcess(
-                        f"cannot go back to {partition}, {offset}: {error}"
-                    ) from error
-            else:
-                del self._seeks[partition]
+    def _take_news(self, message: Message, doubtful: set[TopicPartition]) -> None:
+        """Both come in their place among the records. An end that may be one of an earlier
+        assignment is not believed; being asked where to start harms nothing."""
+        partition, offset = (str(message.topic()), message.partition() or 0), message.offset()
+        name = getattr(message.error(), "name", str)()
+        if name == ASKS_FOR_START:
+            self._positions.ask(partition)
+        elif name == AT_END and offset is not None and partition not in doubtful:
+            self._positions.reach_end(partition, offset)
 
 
 class KafkaSink:
-    """A transactional producer (KIP-98, KIP-447)."""
+    """A transactional producer (KIP-98, KIP-447). `limits`: what each topic takes in bytes, as
+    `check_cluster` finds it."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, limits: Mapping[str, int] | None = None) -> None:
         self._settings = settings
+        self._limits = limits or {}
         self._open: Producer | None = self._build()
 
     @property
@@ -192,6 +196,9 @@ class KafkaSink:
         if self._open is None:
             raise ExitProcess("illegal call: the producer is closed")
         return self._open
+
+    def max_bytes(self, topic: str) -> int:
+        return self._limits.get(topic, DEFAULT_MAX_BYTES)
 
     def init_transactions(self, timeout_s: float) -> None:
         self._call("init_transactions", self._producer.init_transactions, timeout_s)
@@ -229,7 +236,7 @@ class KafkaSink:
             self._open = None  # the last reference: its threads and connections end with it
 
     def _build(self) -> Producer:
-        return Producer(transactional_config(self._settings), logger=logger)
+        return Producer(transactional_config(self._settings, self._limits.values()), logger=logger)
 
     def _produce(self, record: OutputRecord) -> None:
         headers: Any = list(record.headers)
@@ -242,49 +249,44 @@ class KafkaSink:
             raise classify(kafka_error(error), name) from error
 
 
-def check_topics(settings: KafkaSettings, names: Collection[str]) -> None:
-    """Raise `ConfigError` where the cluster does not answer or lacks one of the topics."""
-    try:
-        metadata = AdminClient(client_config(settings)).list_topics(timeout=CONNECT_S)
-    except KafkaException as error:
-        servers, reason = settings.bootstrap_servers, kafka_error(error).str()
-        raise ConfigError(
-            "kafka", "bootstrap_servers", servers, f"no answer in {CONNECT_S:.0f} s: {reason}"
-        ) from error
-    if missing := sorted(set(names) - set(metadata.topics)):
-        listed = ", ".join(missing)
-        raise ConfigError("kafka", "topics", listed, "no such topics: create them first")
+class KafkaAdmin:
+    """What the cluster says of itself, as plain values. Raises what `classify` makes of errors."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._client = AdminClient(client_config(settings), logger=logger)
+
+    def topics(self, timeout_s: float) -> tuple[dict[str, int], list[str]]:
+        """Number of partitions by topic; ids of the brokers."""
+        try:
+            found = self._client.list_topics(timeout=timeout_s)
+        except KafkaException as error:
+            raise classify(kafka_error(error), "list_topics") from error
+        topics = {name: len(topic.partitions) for name, topic in found.topics.items()}
+        return topics, [str(number) for number in found.brokers]
+
+    def configs(self, kind: str, names: Collection[str], timeout_s: float) -> list[dict[str, str]]:
+        """The configuration of each topic or broker, in the order of `names`."""
+        wanted = [ConfigResource(ResourceType[kind.upper()], name) for name in names]
+        answers = self._client.describe_configs(wanted, request_timeout=timeout_s)
+        try:
+            found = [answers[resource].result(timeout_s) for resource in wanted]
+        except KafkaException as error:
+            raise classify(kafka_error(error), f"configuration of {kind}") from error
+        return [{key: entry.value for key, entry in config.items()} for config in found]
+
+    def ends(self, partitions: Collection[TopicPartition], stable: bool) -> dict[Any, Any]:
+        """Futures of the last stable or the last offsets, by the client's partitions."""
+        level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
+        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted = dict.fromkeys(_client_partitions(partitions), latest)
+        return self._client.list_offsets(wanted, isolation_level=level, request_timeout=5.0)
 
 
-def produce_all(
-    settings: KafkaSettings,
-    topic: str,
-    records: Iterable[tuple[bytes | None, bytes | None, Headers]],
-) -> int:
-    """Produce outside any transaction, as the sources of events do; how many were written.
+def reading_consumer(settings: KafkaSettings) -> Consumer:
+    """For `kafka_reader`: assigned by hand, and never a member of a group."""
+    return Consumer(reader_config(settings), logger=logger)
 
-    Raises `ExitProcess` if one could not be delivered.
-    """
-    producer = Producer(producer_config(settings) | {"enable.idempotence": True, "linger.ms": 5})
-    failures: list[str] = []
 
-    def delivered(error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            failures.append(str(error))
-
-    written = 0
-    for key, value, headers in records:
-        shown: Any = list(headers)
-        while True:
-            try:
-                producer.produce(topic, value, key, headers=shown, on_delivery=delivered)
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-        written += 1
-    left = producer.flush(settings.transaction_timeout_ms / 1000)
-    if failures or left:
-        first = failures[0] if failures else "timed out"
-        raise ExitProcess(f"{len(failures) + left} of {written} records not delivered: {first}")
-    return written
+def loading_producer(config: Mapping[str, Any]) -> Producer:
+    """For `kafka_load`: outside of all transactions."""
+    return Producer(dict(config), logger=logger)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import Any
 
 from processor.broker.transaction import GroupMetadata
-from processor.config import KafkaSettings
 from processor.core.event import Record
 from processor.errors import ExitProcess
+from processor.kafka_settings import KafkaSettings
 
 _MAGIC = b"CGMDv2:"
+DEFAULT_MAX_BYTES = 1_048_588  # of a record with its overhead, unless broker or topic say otherwise
+BATCH_BYTES = 1_000_000
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:
@@ -37,15 +40,39 @@ def consumer_config(settings: KafkaSettings) -> dict[str, Any]:
         **client_config(settings),
         "group.id": settings.group,
         **({"group.instance.id": instance} if instance else {}),
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": settings.session_timeout_ms,
+        **_membership(settings),
         "max.poll.interval.ms": settings.max_poll_interval_ms,
-        "auto.offset.reset": settings.auto_offset_reset,
+        "auto.offset.reset": "error",  # the client asks us (`start.py`)
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
-        "enable.partition.eof": False,
+        # Tells in its place among the records that a partition is read to its end, markers and
+        # aborted records included, which no record of ours would show.
+        "enable.partition.eof": True,
         "allow.auto.create.topics": False,
+    }
+
+
+def _membership(settings: KafkaSettings) -> dict[str, Any]:
+    if settings.group_protocol == "consumer":  # KIP-848: the broker assigns and has the time-outs
+        return {"group.protocol": "consumer"}
+    return {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": settings.session_timeout_ms,
+    }
+
+
+def reader_config(settings: KafkaSettings) -> dict[str, Any]:
+    return {
+        "fetch.wait.max.ms": 50,
+        **client_config(settings),
+        "group.id": settings.group,  # to look its offsets up: it does not join
+        "auto.offset.reset": "error",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
     }
 
 
@@ -57,8 +84,13 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
     }
 
 
-def transactional_config(settings: KafkaSettings) -> dict[str, Any]:
+def transactional_config(settings: KafkaSettings, limits: Collection[int] = ()) -> dict[str, Any]:
+    """`limits`: what the topics take. The client must let the largest record through, and its
+    batches must fit the topic that takes the least: it does not split a batch that is refused."""
+    least, most = min(limits, default=BATCH_BYTES), max(limits, default=DEFAULT_MAX_BYTES)
     return {
+        "batch.size": min(least, BATCH_BYTES),
+        "message.max.bytes": min(most + 65_536, 1_000_000_000),
         **producer_config(settings),
         "transactional.id": settings.transactional_id,
         "transaction.timeout.ms": settings.transaction_timeout_ms,

@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from processor.broker.memory_clients import MemorySink, MemorySource
 from processor.broker.memory_group import Group
 from processor.broker.memory_log import Isolation, PartitionLog, Transaction
+from processor.broker.memory_sink import MemorySink
+from processor.broker.memory_source import MemorySource
 from processor.broker.transaction import Clock, TopicPartition
+from processor.core.encode import OutputRecord
 from processor.core.event import Headers, Record
-from processor.errors import AbortAndRewind, RebuildProducer
+from processor.errors import AbortAndRewind, RebuildProducer, ShrinkOutput
+
+MAX_BYTES = 2**20  # what a topic takes unless told otherwise
 
 Call = Literal[
     "poll",
@@ -98,6 +102,7 @@ class MemoryBroker:
         self.changed = threading.Condition(threading.RLock())
         self.version = 0
         self._clock = clock
+        self.max_bytes: dict[str, int] = {}  # by topic
         self._topics: dict[str, list[PartitionLog]] = {}
         self._groups: dict[str, Group] = {}
         self._epochs: dict[str, int] = {}
@@ -107,12 +112,19 @@ class MemoryBroker:
 
     # Topics
 
-    def create_topic(self, name: str, partitions: int = 1) -> None:
+    def create_topic(self, name: str, partitions: int = 1, max_bytes: int = MAX_BYTES) -> None:
         with self.changed:
             if name in self._topics:
                 raise ValueError(f"topic {name!r} exists")
             self._topics[name] = [PartitionLog(name, p) for p in range(partitions)]
+            self.max_bytes[name] = max_bytes
             self.notify()
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Delete what lies below an offset, as retention does."""
+        with self.changed:
+            log = self.log(topic, partition)
+            log.start = max(log.start, before)
 
     def topics(self) -> frozenset[str]:
         with self.changed:
@@ -167,10 +179,12 @@ class MemoryBroker:
         topics: Collection[str],
         *,
         static: bool = True,
-        auto_offset_reset: Literal["error", "earliest", "latest"] = "earliest",
+        first_start: Literal["earliest", "latest"] = "earliest",
+        auto_offset_reset: Literal["error", "earliest", "latest"] = "error",
     ) -> MemorySource:
         """A member of a group. `static`: `member` is its `group.instance.id`."""
-        return MemorySource(self, group, member, frozenset(topics), static, auto_offset_reset)
+        start = first_start, auto_offset_reset
+        return MemorySource(self, group, member, frozenset(topics), static, *start)
 
     def sink(self, transactional_id: str) -> MemorySink:
         return MemorySink(self, transactional_id)
@@ -234,6 +248,8 @@ class MemoryBroker:
                 raise AbortAndRewind(f"UNKNOWN_TOPIC_OR_PART: {topic}")
             log = self.log(topic, self._partition(topic, key))
             transaction = self.transaction(transactional_id, epoch)
+            if (size := OutputRecord(topic, key, value, headers).size) > self.max_bytes[topic]:
+                raise ShrinkOutput(f"MSG_SIZE_TOO_LARGE: {size} bytes for {topic}", topic)
             log.append(key, value, headers, self._timestamp(None), transaction)
             self.notify()
 

@@ -35,6 +35,7 @@ class PartitionLog:
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
+        self.start = 0  # what is below has been deleted
         self.entries: list[Entry] = []
         self.open: dict[Transaction, int] = {}
 
@@ -72,6 +73,7 @@ class PartitionLog:
         over markers and aborted records even where nothing is returned."""
         end = self.last_stable if isolation == "read_committed" else self.end
         records: list[Record] = []
+        position = max(position, self.start)
         while position < end and len(records) < limit:
             entry = self.entries[position]
             position += 1

@@ -8,6 +8,7 @@ A call reports what has to be done by the class of its error (`processor.errors`
     RetryCall        call the same function again: it may have taken effect, and is idempotent
     AbortAndRewind   the transaction cannot commit: abort it
     RebuildProducer  the producer is lost, the outcome of its transaction unknown
+    ShrinkOutput     so it is, for a record was too large: nothing was published
     ExitProcess      a bug, a fence that stands, or a setting: this process cannot mend it
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from processor.core.decision import OutputRecord
+from processor.core.encode import OutputRecord
 from processor.core.event import Record
 from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
 
@@ -42,6 +43,15 @@ class GroupMetadata:
     handle: object = field(default=None, repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a partition ends. A transaction that is open on it keeps `stable`, where read_committed
+    readers stop, below `high`."""
+
+    stable: int
+    high: int
+
+
 class RecordSource(Protocol):
     """A member of a consumer group. One thread calls it; callbacks run inside `poll` and `close`.
 
@@ -58,6 +68,18 @@ class RecordSource(Protocol):
         offset order per partition, and read_committed."""
 
     def assignment(self) -> frozenset[TopicPartition]: ...
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Next offsets of assigned partitions, where they are known: every record below has been
+        handed out. At the end of a partition they stand behind control markers and aborted
+        records, which are never handed out."""
+
+    def ends(self) -> dict[TopicPartition, Ends]:
+        """Of assigned partitions, as of the last few seconds; does not wait."""
+
+    def records_lost(self) -> int:
+        """How many records had been deleted before they were read, where
+        `kafka.auto_offset_reset` lets us go on after that; a total."""
 
     def group_metadata(self) -> GroupMetadata:
         """As of now; generation -1 or an empty member id where we are no member."""
@@ -84,6 +106,9 @@ class TransactionalSink(Protocol):
 
     @property
     def transactional_id(self) -> str: ...
+
+    def max_bytes(self, topic: str) -> int:
+        """The largest `OutputRecord.size` that the topic takes, as far as is known."""
 
     def init_transactions(self, timeout_s: float) -> None:
         """Fence other producers of our id, and end the transaction they left: returns once it

@@ -1,4 +1,4 @@
-"""From scores to a decision, and from an outcome to the record that is published."""
+"""Outcomes: what is said of a record, and how a decision follows from scores."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from processor.core.event import Headers, Reason, Record
+from processor.core.event import Reason, Record
 from processor.core.policy import Policy
 from processor.errors import RejectRecord
-
-REJECTION_HEADER = "processor.rejection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +97,28 @@ class Rejection(_Published):
     detail: str
     event: Coordinates
     policy: PolicyReference
+    attempts: Annotated[
+        int, Field(ge=1, description="how often: above 1 for a dead letter that was sent again")
+    ] = 1
+    value_omitted: Annotated[
+        bool,
+        Field(
+            description="the dead-letter topic takes no record of this size: key, value and "
+            "headers are where `event` points to, and not here"
+        ),
+    ] = False
 
 
-Outcome = Decision | Rejection
+class Tombstone(_Published):
+    """A record without a value that the policy does not reject: the header `processor.tombstone`
+    of the record that is passed on, also without a value; nothing where it is skipped."""
+
+    passed: bool
+    event: Coordinates
+    policy: PolicyReference
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRecord:
-    """A record to be produced."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
+Outcome = Decision | Rejection | Tombstone
 
 
 def calibrated(policy: Policy, logprobs: Sequence[float]) -> list[float]:
@@ -156,43 +164,40 @@ def decide(
         margin=margin,
         event=coordinates(record),
         policy=policy_reference(policy),
-        model=ModelReference(
-            name=provenance.model,
-            fingerprint=provenance.model_fingerprint,
-            numerics=provenance.numerics_fingerprint,
-        ),
+        model=_model_reference(provenance),
         prefix_tokens=provenance.prefix_tokens,
         suffix_tokens=suffix_tokens,
         timings=timings,
     )
 
 
-def reject(record: Record, error: RejectRecord, policy: Policy) -> Rejection:
+def reject(record: Record, error: RejectRecord, policy: Policy, attempts: int = 1) -> Rejection:
     reason: Any = error.reason  # checked by the model: an unknown reason is a bug and raises
     return Rejection(
         reason=reason,
         detail=error.detail,
         event=coordinates(record),
         policy=policy_reference(policy),
+        attempts=attempts,
     )
 
 
-def encode_outcome(outcome: Outcome, record: Record, topic: str) -> OutputRecord:
-    """The record to produce for an outcome: input key and headers are carried over.
-
-    A dead letter keeps the input's value byte for byte, so that it can be sent again once the
-    cause is mended; the reason travels in a header. A reason from an earlier round is dropped.
-    """
-    headers = tuple(item for item in record.headers if item[0] != REJECTION_HEADER)
-    if isinstance(outcome, Decision):
-        return OutputRecord(topic, record.key, outcome.model_dump_json().encode(), headers)
-    why = outcome.model_dump_json().encode()
-    return OutputRecord(topic, record.key, record.value, (*headers, (REJECTION_HEADER, why)))
-
-
 def policy_reference(policy: Policy) -> PolicyReference:
-    return PolicyReference(
-        name=policy.name, version=policy.spec.version, fingerprint=policy.fingerprint
+    return _reference(policy.name, policy.spec.version, policy.fingerprint)
+
+
+# The same few values for every event: built once, they are not validated again either.
+@lru_cache(maxsize=1024)
+def _reference(name: str, version: str, fingerprint: str) -> PolicyReference:
+    return PolicyReference(name=name, version=version, fingerprint=fingerprint)
+
+
+@lru_cache(maxsize=1024)
+def _model_reference(provenance: Provenance) -> ModelReference:
+    return ModelReference(
+        name=provenance.model,
+        fingerprint=provenance.model_fingerprint,
+        numerics=provenance.numerics_fingerprint,
     )
 
 

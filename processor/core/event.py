@@ -36,6 +36,8 @@ Reason = Literal[
     "control_token",  # the text came out of the tokenizer as a control token
     "too_long",  # prefix + suffix exceed the model's window or the batch budget
     "scores_not_finite",  # the model returned NaN or infinity
+    "scorer_failed",  # the model raises an error for this event and for no other
+    "output_too_large",  # the decision exceeds what the output topic takes
 ]
 
 MAX_DEPTH = 64
@@ -157,8 +159,9 @@ def _constant(name: str) -> NoReturn:
 
 
 # A number of fewer than 19 digits and without an exponent fits 64 bits and a double. Most events
-# hold no other, and a call into Python per number doubles the time of decoding.
-_LARGE_NUMBER = re.compile(r"\d{19}|\d[eE]")
+# hold no other, and a call into Python per number doubles the time of decoding. The pattern starts
+# with a set, so that the search skips over text at once.
+_LARGE_NUMBER = re.compile(r"[0-9](?:[0-9]{18}|[eE])")
 _PLAIN = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant)
 _CHECKING = json.JSONDecoder(
     object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_float

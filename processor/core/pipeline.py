@@ -11,21 +11,23 @@ from, where outcomes go, and who reads the clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from processor.core.batch import Budget, MicroBatch, Suffix, pack
 from processor.core.decision import (
     Outcome,
-    OutputRecord,
     Provenance,
     Rejection,
     Scores,
     Timings,
+    Tombstone,
+    coordinates,
     decide,
-    encode_outcome,
+    policy_reference,
     reject,
 )
+from processor.core.encode import MaxBytes, OutputRecord, attempts, encode_outcome
 from processor.core.event import Record, decode_event
 from processor.core.policy import Policy, render_suffix
 from processor.errors import ConfigError, RejectRecord
@@ -74,8 +76,14 @@ class Pipeline:
         self.scorer = scorer
         self.budget = budget or Budget()
 
-    def prepare(self, record: Record) -> Prepared | Rejection:
+    def prepare(self, record: Record) -> Prepared | Rejection | Tombstone:
         policy = self.policies[record.topic]  # a source is given these topics and no others
+        if record.value is None and (treatment := policy.spec.event.tombstones) != "reject":
+            return Tombstone(
+                passed=treatment == "pass",
+                event=coordinates(record),
+                policy=policy_reference(policy),
+            )
         try:
             event = decode_event(record, policy.validate, policy.spec.event.max_bytes)
             ids = self.tokenizer.encode(policy.key, render_suffix(policy, event.data))
@@ -84,7 +92,7 @@ class Pipeline:
                 most = self.budget.max_rows
                 raise RejectRecord("too_long", f"{rows} rows, batch.max_rows is {most}")
         except RejectRecord as error:
-            return reject(record, error, policy)
+            return reject(record, error, policy, attempts(record))
         return Prepared(record, policy, Suffix(policy.key, ids), rows)
 
     def swap(self, policy: Policy) -> None:
@@ -105,6 +113,12 @@ class Pipeline:
     def score(self, prepared: Sequence[Prepared]) -> list[Scores]:
         return self.scorer.score(MicroBatch(tuple(item.suffix for item in prepared)))
 
+    def control(self, item: Prepared) -> Prepared:
+        """The least that any event of the policy has, its first token: a scorer that fails on
+        this too fails for no fault of the event."""
+        suffix = Suffix(item.suffix.policy, item.suffix.token_ids[:1])
+        return replace(item, suffix=suffix)
+
     def finish(self, item: Prepared, scores: Scores, timings: Timings) -> Outcome:
         try:
             return decide(
@@ -116,12 +130,16 @@ class Pipeline:
                 timings,
             )
         except RejectRecord as error:
-            return reject(item.record, error, item.policy)
+            return self.reject(item, error)
 
-    def encode(self, outcome: Outcome, record: Record) -> OutputRecord:
-        topics = self.policies[record.topic].spec.topics
-        topic = topics.dead_letter if isinstance(outcome, Rejection) else topics.output
-        return encode_outcome(outcome, record, topic)
+    def reject(self, item: Prepared, error: RejectRecord) -> Rejection:
+        return reject(item.record, error, item.policy, attempts(item.record))
+
+    def encode(
+        self, outcome: Outcome, record: Record, max_bytes: MaxBytes
+    ) -> tuple[Outcome, OutputRecord | None]:
+        """See `encode_outcome`."""
+        return encode_outcome(outcome, record, self.policies[record.topic].spec.topics, max_bytes)
 
     def run(self, records: Sequence[Record], now: Callable[[], float]) -> list[Outcome]:
         """All outcomes of some records, in their order, in one thread. `now` gives seconds."""
@@ -160,8 +178,9 @@ def _fixed_at_start(policy: Policy) -> dict[str, object]:
 
 
 def by_input_topic(policies: Iterable[Policy]) -> dict[str, Policy]:
-    """Raises `ConfigError` where two policies share a name or an input topic: one of the two
-    would never be asked."""
+    """Raises `ConfigError` where two policies share a name or an input topic, for one of the two
+    would never be asked; and where what is published comes back: a rejection would be rejected
+    again for ever."""
     found: dict[str, Policy] = {}
     names: set[str] = set()
     for policy in policies:
@@ -174,4 +193,20 @@ def by_input_topic(policies: Iterable[Policy]) -> dict[str, Policy]:
             raise ConfigError(str(policy.path), "topics.input", topic, remedy)
         found[topic] = policy
         names.add(policy.name)
+    for policy in found.values():
+        _check_no_way_back(policy, found)
     return found
+
+
+def _check_no_way_back(policy: Policy, by_input: Mapping[str, Policy]) -> None:
+    topics = policy.spec.topics
+    if reader := by_input.get(topics.dead_letter):
+        remedy = f"policy {reader.name!r} reads this topic: dead letters need one of their own"
+        raise ConfigError(str(policy.path), "topics.dead_letter", topics.dead_letter, remedy)
+    follower, passed = by_input.get(topics.output), {policy.name}
+    while follower is not None:
+        if follower.name in passed:
+            remedy = f"its decisions come back through policy {follower.name!r}: break the circle"
+            raise ConfigError(str(policy.path), "topics.output", topics.output, remedy)
+        passed.add(follower.name)
+        follower = by_input.get(follower.spec.topics.output)

@@ -49,6 +49,13 @@ class EventSpec(_Strict):
     json_schema: Annotated[str, Field(alias="schema", description="path of a JSON Schema file")]
     fields: Annotated[list[str], Field(min_length=1)]
     max_bytes: Annotated[int, Field(ge=2, le=64 * 2**20)] = 64 * 2**10
+    tombstones: Annotated[
+        Literal["reject", "skip", "pass"],
+        Field(
+            description="what becomes of a record without a value: a rejection, nothing but a "
+            "count, or a record without a value and with the same key on the output topic"
+        ),
+    ] = "reject"
 
 
 class Label(_Strict):

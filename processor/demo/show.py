@@ -17,7 +17,8 @@ import orjson
 from sklearn.metrics import roc_auc_score
 
 from processor.broker.memory import MemoryBroker
-from processor.core.decision import REJECTION_HEADER, Decision, Rejection
+from processor.core.decision import Decision, Rejection
+from processor.core.encode import REJECTION_HEADER
 from processor.core.policy import Policy
 from processor.demo.damage import DAMAGES
 from processor.demo.labelled import Labelled

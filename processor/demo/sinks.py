@@ -32,7 +32,7 @@ def write_events(
     paced = _paced(islice(events, count), rate)
     try:
         if kafka is not None:
-            from processor.broker.kafka import produce_all
+            from processor.broker.kafka_load import produce_all
 
             records = ((e.key.encode(), _value(e, with_labels), ()) for e in paced)
             produce_all(kafka, to.removeprefix("topic:"), records)

@@ -5,7 +5,9 @@ Pure: no clock, no broker, one thread. Its laws, which the tests hold:
 * outcomes of a partition leave in the order of its offsets, and none leaves before all of its
   predecessors have: a rejection, ready at once, waits for the events before it;
 * the offset to commit is the last finished one + 1; gaps in offsets (control markers, aborted or
-  compacted records) need no thought, for nothing is ever computed from a gap;
+  compacted records) need no thought, for nothing is ever computed from a gap. Once nothing is in
+  flight it is the source's position, which stands behind trailing markers: the lag that others
+  see goes to 0 (spring-kafka#1587);
 * an entry belongs to one lane, the life of a partition between an assignment or rewind and the
   next; the result of an entry whose lane has ended is recognised and dropped.
 """
@@ -15,6 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
+from types import MappingProxyType
 
 from processor.broker.transaction import TopicPartition
 from processor.core.decision import Outcome
@@ -22,15 +26,18 @@ from processor.core.event import Record
 from processor.core.pipeline import Prepared
 from processor.errors import ExitProcess
 
+NOWHERE: Mapping[TopicPartition, int] = MappingProxyType({})
+
 
 @dataclass(slots=True, eq=False)
 class Lane:
     """One partition from an assignment or a rewind on."""
 
-    entries: deque[Entry] = field(default_factory=deque)  # in flight or finished, by offset
     first: int | None = None  # offset of the first record polled since the assignment
     next: int = 0  # no record below it is expected any more
     awaited: int | None = None  # after a rewind to a known record: the offset that comes next
+    committed: int | None = None  # next offset of the latest commit, where we know it
+    entries: deque[Entry] = field(default_factory=deque)  # in flight or finished, by offset
 
 
 @dataclass(slots=True, eq=False)
@@ -101,26 +108,42 @@ class Ledger:
         entry.outcome = outcome
         return True
 
+    def first_unpublished(self) -> dict[TopicPartition, int]:
+        return {p: lane.entries[0].record.offset for p, lane in self._lanes.items() if lane.entries}
+
     def unfinished(self) -> Iterator[Entry]:
         lanes = self._lanes.values()
         return (entry for lane in lanes for entry in lane.entries if entry.outcome is None)
 
-    def finished(self) -> Finished:
-        """What can be published now. It stays here until `publish` says that it has been."""
+    def any_finished(self) -> bool:
+        lanes = self._lanes.values()
+        return any(lane.entries and lane.entries[0].outcome is not None for lane in lanes)
+
+    def finished(self, positions: Mapping[TopicPartition, int] = NOWHERE) -> Finished:
+        """What can be published now. It stays here until `published` says that it has been.
+
+        `positions` are the source's; a partition of which all records are finished is committed
+        up to there, one that has none only where that is news.
+        """
         entries: list[Entry] = []
         offsets: dict[TopicPartition, int] = {}
         for partition, lane in self._lanes.items():
-            for entry in lane.entries:
-                if entry.outcome is None:
-                    break
-                entries.append(entry)
-                offsets[partition] = entry.record.offset + 1
+            done = list(takewhile(lambda entry: entry.outcome is not None, lane.entries))
+            entries += done
+            if done:
+                offsets[partition] = done[-1].record.offset + 1
+            position = positions.get(partition, -1)
+            whole = len(done) == len(lane.entries) and lane.awaited is None
+            if whole and position >= lane.next and (done or position != lane.committed):
+                offsets[partition] = position
         return Finished(entries, offsets)
 
     def published(self, finished: Finished) -> None:
         for entry in finished.entries:
             if entry.lane.entries.popleft() is not entry:
                 raise AssertionError("published out of order")
+        for partition, offset in finished.offsets.items():
+            self._lanes[partition].committed = offset
 
     def rewind(
         self, committed: Mapping[TopicPartition, int | None] | None = None
@@ -137,7 +160,9 @@ class Ledger:
                 target = lane.entries[0].record.offset if lane.entries else None
             elif (target := committed.get(partition)) is None:
                 target = lane.first
-            fresh = Lane(first=lane.first, next=lane.next, awaited=lane.awaited)
+            fresh = Lane(lane.first, lane.next, lane.awaited, lane.committed)
+            if committed is not None:
+                fresh.committed = committed.get(partition)
             if target is not None:
                 known = any(entry.record.offset == target for entry in lane.entries)
                 fresh.next, fresh.awaited = target, target if known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -10,9 +11,12 @@ from dataclasses import dataclass
 from processor.broker.transaction import Clock
 from processor.core.decision import Scores
 from processor.core.pipeline import Pipeline, Prepared
-from processor.errors import ExitProcess
+from processor.errors import ExitProcess, RejectRecord
 from processor.runtime.ledger import Entry
 
+logger = logging.getLogger(__name__)
+
+RETRIES = 2  # of an event that fails alone
 DEPTH = 2  # micro-batches that wait in the slot: one to take at once, one being filled up
 
 
@@ -21,7 +25,7 @@ class Scored:
     """A micro-batch that came back, with the times at which it was begun and ended."""
 
     entries: Sequence[Entry]
-    scores: Sequence[Scores]
+    scores: Sequence[Scores | RejectRecord]
     begun: float
     ended: float
 
@@ -78,6 +82,7 @@ class ModelThread:
         self._scored: deque[Scored] = deque()
         self._tasks: deque[Task] = deque()
         self._running: list[Entry] = []
+        self._since: float | None = None
         self._stopping = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="processor-model", daemon=True)
@@ -127,6 +132,15 @@ class ModelThread:
         with self._changed:
             return bool(self._slot or self._running or self._scored or self._failure)
 
+    def hangs(self, limit_s: float) -> str | None:
+        """What the model has been working on for longer than that; in any thread."""
+        since, batch = self._since, self._running
+        if since is None or (seconds := self._clock() - since) <= limit_s:
+            return None
+        records = [entry.record for entry in batch]
+        names = [f"{r.topic}[{r.partition}]@{r.offset}" for r in records] or ["another task"]
+        return f"the model has not returned for {seconds:.0f} s from {', '.join(names)}"
+
     def entries(self) -> list[Entry]:
         """Of all batches that are in the slot, in the model, or wait to be collected."""
         with self._changed:
@@ -167,16 +181,49 @@ class ModelThread:
 
     def _score(self, batch: list[Entry]) -> None:
         begun = self._clock()
-        scores = self._pipeline.score([prepared(entry) for entry in batch])
+        scores = self._scores([prepared(entry) for entry in batch])
+        self._since = None
+        self._put(Scored(batch, scores, begun, self._clock()))
+
+    def _scores(self, batch: Sequence[Prepared]) -> list[Scores | RejectRecord]:
+        """A batch that fails is halved until the event is found that does it, so that an event
+        costs its own rejection only; halves that fit a memory that the whole did not are scored.
+        """
+        try:
+            return [*self._attempt(batch)]
+        except Exception as error:
+            logger.warning("a batch of %d: %r", len(batch), error, extra={"action": "score"})
+            if len(batch) == 1:
+                return [self._judge(batch[0], error)]
+            half = len(batch) // 2
+            return [*self._scores(batch[:half]), *self._scores(batch[half:])]
+
+    def _judge(self, item: Prepared, error: Exception) -> Scores | RejectRecord:
+        """Of an event that failed alone: whether it or the model is to blame. Raises the error
+        where the model does not even score the first token that all events share."""
+        for _ in range(RETRIES):
+            try:
+                return self._attempt([item])[0]
+            except Exception as again:
+                error = again
+        self._attempt([self._pipeline.control(item)])
+        reason = str(error).partition("\n")[0][:200]
+        return RejectRecord("scorer_failed", f"{type(error).__name__}: {reason}")
+
+    def _attempt(self, batch: Sequence[Prepared]) -> list[Scores]:
+        self._since = self._clock()
+        scores = self._pipeline.score(batch)
         if len(scores) != len(batch):
             raise ValueError(f"{len(scores)} scores for {len(batch)} events")
-        self._put(Scored(batch, scores, begun, self._clock()))
+        return scores
 
     def _step_task(self) -> None:
         with self._changed:
             task = self._tasks[0] if self._tasks else None
         if task is not None:
+            self._since = self._clock()
             task.step()
+            self._since = None
             if task.ended:
                 with self._changed:
                     self._tasks.popleft()

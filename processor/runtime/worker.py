@@ -16,18 +16,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from processor.broker.transaction import Clock, RecordSource, TopicPartition, TransactionalSink
-from processor.core.decision import Rejection, Timings
 from processor.core.event import Record
 from processor.core.pipeline import Pipeline
 from processor.errors import AbortAndRewind, RebuildProducer
-from processor.runtime.ledger import Entry, Ledger
-from processor.runtime.model_thread import ModelThread, Scored, prepared
+from processor.runtime.circuit import Circuit
+from processor.runtime.ledger import Ledger
+from processor.runtime.model_thread import ModelThread
 from processor.runtime.patience import Patience
+from processor.runtime.progress import Progress
 from processor.runtime.publisher import OnOutcome, Publisher
 from processor.runtime.reload import Reloading, Reloads
+from processor.runtime.scoring import Scoring
 from processor.runtime.signals import install_signal_handlers
 from processor.runtime.telemetry import Counters
 
@@ -45,12 +48,22 @@ LARGEST_POLL = 500  # records prepared between two polls: a few milliseconds of 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Past these a worker ends, in seconds: no round of the broker thread, no answer of the model,
+    a partition that stands still; and rejections in a row, 0 for any number."""
+
+    hang_s: float = 60.0
+    score_s: float = 60.0
+    stall_s: float = 120.0
+    rejections_in_row: int = 0
+
+
 class Worker:
     """Runs a pipeline from a source to a sink, exactly one outcome per record.
 
     `on_outcome` is called after the commit, once per outcome, in the broker thread: what it
-    raises ends the worker. `last_step` is the clock's time of the latest round of the loop, for a
-    liveness check.
+    raises ends the worker. `limits` are the times and numbers past which it gives up.
     """
 
     def __init__(
@@ -64,6 +77,7 @@ class Worker:
         on_outcome: OnOutcome | None = None,
         publish_s: float = 10.0,
         reloading: Reloading[Any] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._source = source
@@ -71,23 +85,26 @@ class Worker:
         self._drain_s = drain_s
         self._clock = clock
         self._publish_s = publish_s
+        self._limits = limits or Limits()
         self._model = ModelThread(pipeline, clock)
         self._ledger = Ledger()
+        self._scoring = Scoring(pipeline, self._model, self._ledger, counters, clock)
+        circuit = Circuit(self._limits.rejections_in_row)
         self._publisher = Publisher(
-            pipeline, source, sink, self._ledger, counters, on_outcome, publish_s, clock
+            pipeline, source, sink, self._ledger, counters, on_outcome, publish_s, clock, circuit
         )
+        self._progress = Progress(source, self._ledger, counters, self._limits.stall_s, clock)
         self._reloads: Reloads[Any] | None = None
         if reloading is not None:
             parts = (pipeline, self._model, self._ledger, counters, clock)
             self._reloads = Reloads(reloading, *parts)
-        self._ready: list[Entry] = []  # prepared, no place in the slot
         self._patience = Patience(clock)
         self._most = IN_FLIGHT * pipeline.budget.max_events
         self._paused = False
         self._closing = False
         self._deferred: Exception | None = None  # raised inside a callback, handled after it
         self._stop = threading.Event()
-        self.last_step = clock()
+        self._last_step = clock()
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Work until `stop` is called or `until` is true, then drain and close.
@@ -117,19 +134,24 @@ class Worker:
     def stopping(self) -> bool:
         return self._stop.is_set()
 
+    def hangs(self) -> str | None:
+        """Why this process should end, where one of its two threads has not come back for too
+        long; in any thread."""
+        if (seconds := self._clock() - self._last_step) > self._limits.hang_s:
+            return f"the broker thread has not come round for {seconds:.0f} s"
+        return self._model.hangs(self._limits.score_s)
+
     # One round
 
     def _step(self) -> None:
-        self.last_step = self._clock()
+        self._last_step = self._clock()
         if self._reloads is not None:
             self._reloads.step()
         try:
             self._ensure_producer()
-            self._take_in(self._poll())
+            self._scoring.take_in(self._poll())
             self._raise_deferred()
-            self._collect()
-            if self._ready:
-                self._refill()
+            self._scoring.collect()
             if not self._patience.waiting:
                 self._publish(self._publish_s)
         except AbortAndRewind as error:
@@ -141,6 +163,7 @@ class Worker:
             self._log("rebuild", error)
             self._patience.failed(error)
         self._balance()
+        self._progress.step(self._paused)
 
     def _ensure_producer(self) -> None:
         """A producer that can publish, unless the last failure asks us to wait."""
@@ -155,46 +178,6 @@ class Worker:
             return self._source.poll(1, 0.0)
         room = max(1, min(self._most - len(self._ledger), LARGEST_POLL))
         return self._source.poll(room, BUSY_POLL_S if len(self._ledger) else IDLE_POLL_S)
-
-    def _take_in(self, records: list[Record]) -> None:
-        now = self._clock()
-        for record in records:
-            entry = self._ledger.add(record, now)
-            if entry is None:
-                continue
-            result = self._pipeline.prepare(record)
-            if isinstance(result, Rejection):
-                entry.outcome = result
-            else:
-                entry.prepared = result
-                self._ready.append(entry)
-                if len(self._ready) % self._pipeline.budget.max_events == 0:
-                    self._refill()  # an idle model need not wait for the whole poll
-        if records:
-            self._counters.polled(len(records))
-
-    def _collect(self) -> None:
-        for scored in self._model.collect():
-            self._finish(scored)
-
-    def _finish(self, scored: Scored) -> None:
-        score_ms = 1e3 * (scored.ended - scored.begun)
-        tokens = saved = 0
-        for entry, scores in zip(scored.entries, scored.scores, strict=True):
-            item = prepared(entry)
-            tokens += len(item.suffix.token_ids)
-            saved += self._pipeline.scorer.provenance(item.policy.key).prefix_tokens
-            timings = Timings(
-                wait_ms=1e3 * (scored.begun - entry.polled_at),
-                score_ms=score_ms,
-                batch_events=len(scored.entries),
-            )
-            if self._ledger.is_live(entry):
-                self._ledger.finish(entry, self._pipeline.finish(item, scores, timings))
-        self._counters.scored(tokens, saved)
-
-    def _refill(self) -> None:
-        self._ready = self._model.refill(self._ready, self._ledger.is_live)
 
     def _publish(self, budget_s: float) -> None:
         if self._publisher.publish(budget_s):
@@ -215,7 +198,7 @@ class Worker:
     # Going back
 
     def _rewind(self, targets: dict[TopicPartition, int]) -> None:
-        self._refill()
+        self._scoring.refill()
         self._source.seek(targets)
 
     # Callbacks of the source, inside `poll` and `close`
@@ -237,13 +220,14 @@ class Worker:
         """
         try:
             if not (self._closing or self._deferred or self._patience.waiting):
-                self._collect()
+                self._scoring.collect()
                 self._publish(REVOKE_S)
         except Exception as error:
             self._deferred = error
         finally:
             self._ledger.revoke(partitions)
-            self._refill()
+            self._counters.revoked(partitions)
+            self._scoring.refill()
 
     def _raise_deferred(self) -> None:
         deferred, self._deferred = self._deferred, None
@@ -259,15 +243,17 @@ class Worker:
         """
         deadline = self._clock() + self._drain_s
         self._paused = True
-        self._ready.clear()
+        self._scoring.drop_ready()
         if self._reloads is not None:
             self._reloads.close()
         self._source.pause(self._ledger.partitions)
         try:
             while self._clock() < deadline and self._publisher.ready:
-                self._source.poll(1, 0.0)
+                self._last_step = self._clock()
+                for record in self._source.poll(1, 0.0):  # handed out: behind the position now
+                    self._ledger.add(record, self._clock())
                 self._raise_deferred()
-                self._collect()
+                self._scoring.collect()
                 self._publish(max(0.1, deadline - self._clock()))
                 if not self._model.busy:
                     return

@@ -16,7 +16,7 @@ from processor.broker.transaction import (
     Transactions,
     check_member,
 )
-from processor.core.decision import OutputRecord
+from processor.core.encode import OutputRecord
 from processor.core.event import Headers, Record
 from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer
 

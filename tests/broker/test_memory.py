@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import count
+from typing import Any
 
 import pytest
 
 from processor.broker.memory import Faults, MemoryBroker
-from processor.broker.memory_clients import MemorySource
 from processor.broker.memory_log import Isolation
+from processor.broker.memory_source import MemorySource
 from processor.broker.transaction import TransactionalSink
 from processor.core.event import Headers, Record
 from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
@@ -162,17 +163,43 @@ def test_an_expelled_member_hears_it_before_it_joins_again(harness: MemoryHarnes
     assert member.source.group_metadata().member != before.member
 
 
-def test_reset_can_be_refused(harness: MemoryHarness) -> None:
+@pytest.mark.parametrize("committed", [None, 1])
+def test_deleted_records_are_not_passed_over(harness: MemoryHarness, committed: int | None) -> None:
     topic = harness.topic()
-    source = harness.broker.source("g", "m", [topic], auto_offset_reset="error")
-    with pytest.raises(ExitProcess, match="no committed offset"):
-        poll_until(lambda: False, Member(source))
+    for n in range(4):
+        harness.append(topic, 0, b"k", b"%d" % n)
+    harness.broker.delete_records(topic, 0, 3)
+    if committed is not None:
+        harness.broker.group("g").committed[topic, 0] = committed
+    member = Member(harness.broker.source("g", "m", [topic]))
+    if committed is None:  # what was deleted before the group's first start is not its loss
+        member.poll(0)
+        assert values(member.records) == [b"3"]
+        assert member.source.records_lost() == 0
+    else:
+        with pytest.raises(ExitProcess, match="next offset is 1, but records below 3 were deleted"):
+            member.poll(0)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("earliest", [b"3"]), ("latest", [])])
+def test_going_on_without_deleted_records_counts_them(
+    harness: MemoryHarness, policy: Any, left: list[bytes]
+) -> None:
+    topic = harness.topic()
+    for n in range(4):
+        harness.append(topic, 0, b"k", b"%d" % n)
+    harness.broker.delete_records(topic, 0, 3)
+    harness.broker.group("g").committed[topic, 0] = 1
+    member = Member(harness.broker.source("g", "m", [topic], auto_offset_reset=policy))
+    member.poll(0)
+    assert values(member.records) == left
+    assert member.source.records_lost() == 2
 
 
 def test_latest_starts_at_the_end(harness: MemoryHarness) -> None:
     topic = harness.topic()
     harness.append(topic, 0, b"k", b"old")
-    member = Member(harness.broker.source("g", "m", [topic], auto_offset_reset="latest"))
+    member = Member(harness.broker.source("g", "m", [topic], first_start="latest"))
     member.poll(0)
     harness.append(topic, 0, b"k", b"new")
     member.poll(0)

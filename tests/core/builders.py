@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import yaml
 
 from processor.core.batch import MicroBatch
-from processor.core.decision import Provenance, Scores, Timings
+from processor.core.decision import Outcome, Provenance, Scores, Timings
+from processor.core.encode import OutputRecord, encode_outcome
 from processor.core.event import Record
-from processor.core.policy import Policy, load_policy
+from processor.core.policy import Policy, Topics, load_policy
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -95,6 +97,18 @@ class CharTokenizer:
 
     def rows(self, policy: str, tokens: int) -> int:
         return tokens + self.label_rows
+
+
+def any_size(_topic: str) -> int:
+    return sys.maxsize
+
+
+def published(outcome: Outcome, source: Record) -> OutputRecord:
+    """What is produced for an outcome on topics that take any size."""
+    topics = Topics(input="in", output="out", dead_letter="dead")
+    _, output = encode_outcome(outcome, source, topics, any_size)
+    assert output is not None
+    return output
 
 
 @dataclass

@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from processor.core.decision import (
-    REJECTION_HEADER,
     Decision,
     Scores,
     Timings,
     calibrated,
     coordinates,
     decide,
-    encode_outcome,
     reject,
 )
+from processor.core.encode import REJECTION_HEADER
 from processor.core.policy import Policy
 from processor.errors import RejectRecord
-from tests.core.builders import PROVENANCE, TIMINGS, make_policy, record
+from tests.core.builders import PROVENANCE, TIMINGS, make_policy, published, record
 
 NAN, INF = math.nan, math.inf
 
@@ -201,9 +200,9 @@ def test_keys_are_text_or_base64_in_json_and_bytes_in_kafka(
     source = record(key=key)
     decision = decide(policy, source, Scores((0.0, -1.0, -2.0)), PROVENANCE, 5, TIMINGS)
     assert (decision.event.key, decision.event.key_encoding) == (text, encoding)
-    assert encode_outcome(decision, source, "out").key == key
+    assert published(decision, source).key == key
     rejection = reject(source, RejectRecord("tombstone", "none"), policy)
-    assert encode_outcome(rejection, source, "dead").key == key
+    assert published(rejection, source).key == key
 
 
 HEADERS = (("trace", b"\xff\0"), ("trace", b"2"), ("empty", None))
@@ -213,7 +212,7 @@ STALE = (REJECTION_HEADER, b"an earlier reason")
 def test_a_decision_carries_headers_over(policy: Policy) -> None:
     source = record(headers=(*HEADERS, STALE))
     decision = decided(policy, 0.0, -1.0, -2.0)
-    output = encode_outcome(decision, source, "out")
+    output = published(decision, source)
     assert (output.topic, output.headers) == ("out", HEADERS)
     assert output.value is not None
     assert Decision.model_validate_json(output.value) == decision
@@ -223,7 +222,7 @@ def test_a_decision_carries_headers_over(policy: Policy) -> None:
 def test_a_dead_letter_keeps_the_bytes_and_says_why(policy: Policy, value: bytes | None) -> None:
     source = record(value, headers=(STALE, *HEADERS), offset=3)
     rejection = reject(source, RejectRecord("not_json", "why: é"), policy)
-    output = encode_outcome(rejection, source, "dead")
+    output = published(rejection, source)
     assert (output.topic, output.value, output.headers[:-1]) == ("dead", value, HEADERS)
     name, why = output.headers[-1]
     assert name == REJECTION_HEADER
@@ -233,4 +232,6 @@ def test_a_dead_letter_keeps_the_bytes_and_says_why(policy: Policy, value: bytes
         "detail": "why: é",
         "event": coordinates(source).model_dump(),
         "policy": {"name": "orders", "version": "1", "fingerprint": policy.fingerprint},
+        "attempts": 1,
+        "value_omitted": False,
     }

@@ -16,7 +16,7 @@ from processor.core.event import Record
 from processor.core.pipeline import Pipeline, Prepared
 from processor.core.policy import Policy
 from processor.errors import ConfigError, RejectRecord
-from tests.core.builders import CharTokenizer, LengthScorer, make_policy, record
+from tests.core.builders import CharTokenizer, LengthScorer, any_size, make_policy, record
 
 VALUES: list[tuple[Any, str]] = [
     (b'{"id": 1}', "allow"),
@@ -86,7 +86,8 @@ def test_one_outcome_per_record_in_order(
         "decision" if expected == "allow" else expected for _, expected in values
     ]
     for source, outcome in zip(records, outcomes, strict=True):
-        output = pipeline.encode(outcome, source)
+        _, output = pipeline.encode(outcome, source, any_size)
+        assert output is not None
         dead = isinstance(outcome, Rejection)
         assert output.topic == ("dead" if dead else "out")
         assert output.key == source.key
@@ -132,8 +133,8 @@ def test_each_topic_has_its_policy(tmp_path: Path, policy: Policy) -> None:
     records = [record(), record(topic="in2"), record(None, topic="in2")]
     outcomes = run(pipeline, records)
     assert [outcome.policy.name for outcome in outcomes] == ["orders", "other", "other"]
-    outputs = [pipeline.encode(*pair) for pair in zip(outcomes, records, strict=True)]
-    assert [output.topic for output in outputs] == ["out", "out2", "dead2"]
+    outputs = [pipeline.encode(*pair, any_size)[1] for pair in zip(outcomes, records, strict=True)]
+    assert [output.topic for output in outputs if output] == ["out", "out2", "dead2"]
 
 
 def test_two_policies_must_differ_in_name_and_input(tmp_path: Path, policy: Policy) -> None:

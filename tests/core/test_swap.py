@@ -10,7 +10,7 @@ import pytest
 from processor.core.decision import Decision
 from processor.core.pipeline import Pipeline, Prepared
 from processor.errors import ConfigError
-from tests.core.builders import TIMINGS, CharTokenizer, LengthScorer, make_policy, record
+from tests.core.builders import TIMINGS, CharTokenizer, LengthScorer, make_policy, published, record
 
 
 def test_versions_have_different_keys(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_was_prepared_before_keeps_its_version(tmp_path: Path) -> None:
     assert [o.label for o in found if isinstance(o, Decision)] == ["allow", "no"]
     assert not isinstance(poison, Prepared)
     assert poison.policy.version == "1"
-    assert [pipeline.encode(o, record()).topic for o in (*found, poison)] == ["out", "out", "dead"]
+    assert [published(o, record()).topic for o in (*found, poison)] == ["out", "out", "dead"]
 
 
 @pytest.mark.parametrize(

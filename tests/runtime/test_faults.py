@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from processor.broker.memory import Call
-from processor.broker.memory_clients import MemorySource
+from processor.broker.memory_source import MemorySource
 from processor.broker.transaction import Offsets
 from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
 from processor.runtime.patience import Patience

@@ -14,7 +14,8 @@ from typing import Any
 from processor.broker.memory import MemoryBroker
 from processor.broker.transaction import RecordSource
 from processor.core.batch import Budget, MicroBatch
-from processor.core.decision import REJECTION_HEADER, Outcome, Scores
+from processor.core.decision import Outcome, Scores
+from processor.core.encode import REJECTION_HEADER
 from processor.core.event import Record
 from processor.core.pipeline import Pipeline
 from processor.core.policy import Policy

@@ -1,24 +1,25 @@
-"""The clients of the in-process broker: `RecordSource` and `TransactionalSink` on its state."""
+"""The consumer of the in-process broker: `RecordSource` on its state."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 from processor.broker.memory_group import Member
+from processor.broker.start import reset
 from processor.broker.transaction import (
+    Ends,
     GroupMetadata,
     Offsets,
     OnPartitions,
     TopicPartition,
 )
-from processor.core.decision import OutputRecord
 from processor.core.event import Record
-from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
+from processor.errors import ExitProcess, RetryCall
 
 if TYPE_CHECKING:
-    from processor.broker.memory import Call, MemoryBroker
+    from processor.broker.memory import MemoryBroker
 
 
 class MemorySource:
@@ -31,12 +32,14 @@ class MemorySource:
         name: str,
         topics: frozenset[str],
         static: bool,
-        auto_offset_reset: Literal["error", "earliest", "latest"],
+        first_start: Literal["earliest", "latest"] = "earliest",
+        auto_offset_reset: Literal["error", "earliest", "latest"] = "error",
     ) -> None:
         self._broker = broker
         self._group = broker.group(group)
         self._name, self._topics, self._static = name, topics, static
-        self._reset = auto_offset_reset
+        self._first_start, self._reset = first_start, auto_offset_reset
+        self._lost = 0
         self._member: str = ""
         self._generation = -1
         self._positions: dict[TopicPartition, int | None] = {}  # of what is assigned
@@ -70,6 +73,17 @@ class MemorySource:
 
     def group_metadata(self) -> GroupMetadata:
         return GroupMetadata(self._group.name, self._generation, self._member)
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {p: at for p, at in self._positions.items() if at is not None}
+
+    def ends(self) -> dict[TopicPartition, Ends]:
+        with self._broker.changed:
+            logs = [self._broker.log(*partition) for partition in self._positions]
+            return {(log.topic, log.partition): Ends(log.last_stable, log.end) for log in logs}
+
+    def records_lost(self) -> int:
+        return self._lost
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float
@@ -164,121 +178,18 @@ class MemorySource:
         return records
 
     def _position(self, partition: TopicPartition) -> int | None:
+        log = self._broker.log(*partition)
         position = self._positions[partition]
         if position is None and not self._broker.unstable(self._group.name, partition):
             position = self._group.committed.get(partition)
             if position is None:
-                if self._reset == "error":
-                    raise ExitProcess(f"{partition}: no committed offset, and no reset is allowed")
-                log = self._broker.log(*partition)
-                position = 0 if self._reset == "earliest" else log.last_stable
-            self._positions[partition] = position
+                position = log.start if self._first_start == "earliest" else log.last_stable
+        if position is not None and position < log.start:
+            self._lost += reset(self._reset, partition, position, log.start)
+            position = log.start if self._reset == "earliest" else log.last_stable
+        self._positions[partition] = position
         return position
 
     def _check(self, legal: bool, what: str) -> None:
         if not legal:
             raise ExitProcess(f"illegal call: {what}")
-
-
-# Call: the states it may start from, the state it leads to.
-_CALLS: dict[Call, tuple[set[str], str]] = {
-    "init_transactions": ({"new"}, "ready"),
-    "begin": ({"ready"}, "open"),
-    "produce": ({"open"}, "open"),
-    "send_offsets": ({"open"}, "open"),
-    "commit": ({"open"}, "ready"),
-    "abort": ({"open", "abortable"}, "ready"),
-}
-
-
-class MemorySink:
-    """A transactional producer that refuses every call out of order, a pending one included."""
-
-    def __init__(self, broker: MemoryBroker, transactional_id: str) -> None:
-        self._broker = broker
-        self._id = transactional_id
-        self._epoch = -1
-        self._state = "new"
-        self._pending: Call | None = None  # timed out: only this call may follow
-        self._applied = False  # the pending call has taken effect
-
-    @property
-    def transactional_id(self) -> str:
-        return self._id
-
-    def init_transactions(self, timeout_s: float) -> None:
-        self._run("init_transactions", self._init)
-
-    def begin(self) -> None:
-        self._run("begin", lambda: None)
-
-    def produce(self, record: OutputRecord) -> None:
-        self._run(
-            "produce",
-            lambda: self._broker.produce(
-                self._id, self._epoch, record.topic, record.key, record.value, record.headers
-            ),
-        )
-
-    def send_offsets(self, offsets: Offsets, group: GroupMetadata, timeout_s: float) -> None:
-        self._run("send_offsets", lambda: self._send(offsets, group))
-
-    def commit(self, timeout_s: float) -> None:
-        self._run(
-            "commit", lambda: self._broker.end_transaction(self._id, self._epoch, "committed")
-        )
-
-    def abort(self, timeout_s: float) -> None:
-        self._run("abort", lambda: self._broker.end_transaction(self._id, self._epoch, "aborted"))
-
-    def rebuild(self) -> None:
-        if self._state == "closed":
-            raise ExitProcess("illegal call: rebuild of a closed producer")
-        self._state, self._pending, self._applied, self._epoch = "new", None, False, -1
-
-    def close(self) -> None:
-        """What is open stays open until the id's next producer or the time-out ends it."""
-        self._state = "closed"
-
-    def _init(self) -> None:
-        self._epoch = self._broker.init_transactions(self._id)
-
-    def _send(self, offsets: Offsets, metadata: GroupMetadata) -> None:
-        with self._broker.changed:
-            self._broker.group(metadata.group).check(metadata)
-            transaction = self._broker.transaction(self._id, self._epoch)
-            transaction.offsets.update({(metadata.group, p): o for p, o in offsets.items()})
-
-    def _run(self, call: Call, effect: Callable[[], None]) -> None:
-        self._check(call)
-        self._pending = call
-        try:
-            self._broker.faults.around(call, lambda: self._once(effect))
-        except RetryCall:
-            raise
-        except AbortAndRewind:
-            # What an earlier attempt has carried out is not refused now, whatever was ordered.
-            if not self._applied:
-                self._state, self._pending = "abortable", None
-                raise
-        except BaseException:
-            self._state = "lost"
-            raise
-        self._state = _CALLS[call][1]
-        self._pending, self._applied = None, False
-
-    def _once(self, effect: Callable[[], None]) -> None:
-        if not self._applied:
-            effect()
-            self._applied = True
-
-    def _check(self, call: Call) -> None:
-        if self._state == "lost":
-            raise RebuildProducer("the producer is lost")
-        if self._state == "abortable" and call != "abort":
-            raise AbortAndRewind("the transaction has failed")
-        before, _ = _CALLS[call]
-        if self._state not in before or self._pending not in (None, call):
-            raise ExitProcess(
-                f"illegal call: {call} in state {self._state}, pending {self._pending}"
-            )

@@ -1,0 +1,45 @@
+"""Where partitions end, asked in the background.
+
+What the client remembers of its own fetches would not do: a partition that it has stopped
+fetching has no new end either, and that is the very case which has to be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from processor.broker.transaction import Ends, TopicPartition
+
+Ask = Callable[[Collection[TopicPartition], bool], dict[Any, Any]]
+
+
+class EndOffsets:
+    """`ask` sends a request for stable or for last offsets, and gives futures of the answers."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._pending: list[dict[Any, Any]] = []
+        self._known: dict[TopicPartition, Ends] = {}
+
+    def latest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Ends]:
+        """What is known of these by now. Sends the next request once the last was answered."""
+        if all(future.done() for answer in self._pending for future in answer.values()):
+            self._take()
+            self._pending = [self._ask(partitions, s) for s in (True, False)] if partitions else []
+        return {p: self._known[p] for p in partitions if p in self._known}
+
+    def _take(self) -> None:
+        if self._pending:
+            stable, last = map(_answered, self._pending)
+            # The two were read at different moments.
+            self._known.update({p: Ends(s, max(s, last.get(p, s))) for p, s in stable.items()})
+
+
+def _answered(futures: dict[Any, Any]) -> dict[TopicPartition, int]:
+    """Answers; a partition of which there is an error keeps what was known."""
+    return {
+        (partition.topic, partition.partition): future.result().offset
+        for partition, future in futures.items()
+        if future.exception() is None
+    }

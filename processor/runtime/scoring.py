@@ -1,0 +1,85 @@
+"""What the broker thread does on both sides of the model: records in, outcomes into the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from processor.broker.transaction import Clock
+from processor.core.decision import Timings
+from processor.core.event import Record
+from processor.core.pipeline import Pipeline, Prepared
+from processor.errors import RejectRecord
+from processor.runtime.ledger import Entry, Ledger
+from processor.runtime.model_thread import ModelThread, Scored, prepared
+from processor.runtime.telemetry import Counters
+
+
+class Scoring:
+    """Prepares records, keeps those that found no place in the model's slot, and turns scores
+    into outcomes."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        model: ModelThread,
+        ledger: Ledger,
+        counters: Counters,
+        clock: Clock,
+    ) -> None:
+        self._pipeline = pipeline
+        self._model = model
+        self._ledger = ledger
+        self._counters = counters
+        self._clock = clock
+        self._ready: list[Entry] = []  # prepared, no place in the slot
+
+    def take_in(self, records: Sequence[Record]) -> None:
+        now = self._clock()
+        for record in records:
+            entry = self._ledger.add(record, now)
+            if entry is None:
+                continue
+            result = self._pipeline.prepare(record)
+            if isinstance(result, Prepared):
+                entry.prepared = result
+                self._ready.append(entry)
+                if len(self._ready) % self._pipeline.budget.max_events == 0:
+                    self.refill()  # an idle model need not wait for the whole poll
+            else:
+                entry.outcome = result
+        if records:
+            self._counters.polled(len(records))
+
+    def refill(self) -> None:
+        """Put what is ready and still ours into the slot."""
+        self._ready = self._model.refill(self._ready, self._ledger.is_live)
+
+    def collect(self) -> None:
+        """Note the outcomes of what the model has finished. Raises `ExitProcess` if it failed."""
+        for scored in self._model.collect():
+            self._finish(scored)
+        if self._ready:
+            self.refill()
+
+    def drop_ready(self) -> None:
+        self._ready.clear()
+
+    def _finish(self, scored: Scored) -> None:
+        score_ms = 1e3 * (scored.ended - scored.begun)
+        tokens = saved = 0
+        for entry, scores in zip(scored.entries, scored.scores, strict=True):
+            item = prepared(entry)
+            tokens += len(item.suffix.token_ids)
+            saved += self._pipeline.scorer.provenance(item.policy.key).prefix_tokens
+            if not self._ledger.is_live(entry):
+                continue
+            if isinstance(scores, RejectRecord):
+                self._ledger.finish(entry, self._pipeline.reject(item, scores))
+                continue
+            timings = Timings(
+                wait_ms=1e3 * (scored.begun - entry.polled_at),
+                score_ms=score_ms,
+                batch_events=len(scored.entries),
+            )
+            self._ledger.finish(entry, self._pipeline.finish(item, scores, timings))
+        self._counters.scored(tokens, saved)
