@@ -15,6 +15,7 @@ from processor.errors import (
     ExitProcess,
     RebuildProducer,
     RetryCall,
+    ShrinkOutput,
 )
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,12 @@ REBUILD = {
     "_FATAL",
     "_FENCED",
 }
+# Refused before it was written, by the client or by the broker. The client calls the second one
+# abortable, but has then skipped a sequence number, and every transaction after it fails.
+TOO_LARGE = {"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"}
+# What the client says of offsets that were still to be sent when their transaction failed for a
+# cause of its own. The same call again sends nothing, and reports that cause.
+HIDES_CAUSE = "_STATE"
 # Trouble that the client gets over by itself; a call made meanwhile is made again.
 PASSING = {
     "COORDINATOR_LOAD_IN_PROGRESS",
@@ -82,10 +89,12 @@ def classify(error: ClientError, call: str) -> BrokerError:
     text = f"{call}: {name}: {error.str()}"
     if name in EXIT:
         return ExitProcess(text)
+    if name in TOO_LARGE:
+        return ShrinkOutput(text)
     if error.fatal() or name in REBUILD:
         return RebuildProducer(text)
     if error.txn_requires_abort():
-        return AbortAndRewind(text)
+        return RetryCall(text) if name == HIDES_CAUSE else AbortAndRewind(text)
     if error.retriable() or name in PASSING:
         return RetryCall(text)
     return ExitProcess(text)

@@ -16,7 +16,13 @@ from processor.broker.kafka_config import (
 )
 from processor.broker.kafka_errors import classify, consumer_error
 from processor.config import KafkaSettings
-from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, RetryCall
+from processor.errors import (
+    AbortAndRewind,
+    ExitProcess,
+    RebuildProducer,
+    RetryCall,
+    ShrinkOutput,
+)
 
 FATAL: dict[str, Any] = {"fatal": True}
 ABORT: dict[str, Any] = {"txn_requires_abort": True}
@@ -37,7 +43,9 @@ def error(name: str, **flags: Any) -> KafkaError:
         ("INVALID_TXN_STATE", FATAL, RebuildProducer),
         ("_FATAL", {}, RebuildProducer),
         ("UNKNOWN", FATAL, RebuildProducer),
-        ("MSG_SIZE_TOO_LARGE", ABORT, AbortAndRewind),
+        ("MSG_SIZE_TOO_LARGE", ABORT, ShrinkOutput),
+        ("MSG_SIZE_TOO_LARGE", {}, ShrinkOutput),
+        ("RECORD_LIST_TOO_LARGE", ABORT, ShrinkOutput),
         ("ILLEGAL_GENERATION", ABORT, AbortAndRewind),
         ("UNKNOWN_MEMBER_ID", ABORT, AbortAndRewind),
         ("FENCED_INSTANCE_ID", ABORT, AbortAndRewind),
@@ -48,6 +56,8 @@ def error(name: str, **flags: Any) -> KafkaError:
         ("GROUP_AUTHORIZATION_FAILED", ABORT, ExitProcess),
         ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", FATAL, ExitProcess),
         ("INVALID_TRANSACTION_TIMEOUT", FATAL, ExitProcess),
+        ("_STATE", ABORT, RetryCall),
+        ("_STATE", FATAL, RebuildProducer),
         ("_STATE", {}, ExitProcess),
         ("UNKNOWN", {}, ExitProcess),
     ],
@@ -79,8 +89,9 @@ def test_consumer_errors(name: str, flags: dict[str, Any], exits: bool) -> None:
 
 
 def test_every_name_exists_in_the_client() -> None:
-    sets = (kafka_errors.EXIT, kafka_errors.REBUILD, kafka_errors.PASSING, kafka_errors.REJOINS)
-    for name in set[str]().union(*sets):
+    known = kafka_errors
+    sets = (known.EXIT, known.REBUILD, known.TOO_LARGE, known.PASSING, known.REJOINS)
+    for name in {known.HIDES_CAUSE}.union(*sets):
         assert error(name).name() == name
 
 
