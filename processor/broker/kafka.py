@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -15,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from processor.broker.kafka_calls import reporting
 from processor.broker.kafka_config import (
     DEFAULT_MAX_BYTES,
     client_config,
@@ -24,8 +25,8 @@ from processor.broker.kafka_config import (
     to_record,
     transactional_config,
 )
-from processor.broker.kafka_ends import EndOffsets
-from processor.broker.kafka_errors import classify, is_record
+from processor.broker.kafka_ends import EndOffsets, Which
+from processor.broker.kafka_errors import is_record
 from processor.broker.kafka_placement import Placement
 from processor.broker.kafka_positions import Positions
 from processor.broker.transaction import (
@@ -37,17 +38,13 @@ from processor.broker.transaction import (
 )
 from processor.core.encode import OutputRecord
 from processor.core.event import Record
-from processor.errors import ExitProcess, RetryCall
+from processor.errors import BrokerError, ExitProcess, RetryCall
 from processor.kafka_settings import KafkaSettings
 
+STORED = -1000  # the client looks its committed offset up, as it would by itself
 AT_END, ASKS_FOR_START = NEWS = ("_PARTITION_EOF", "_AUTO_OFFSET_RESET")
 
 logger = logging.getLogger(__name__)
-
-
-def kafka_error(exception: KafkaException) -> KafkaError:
-    error: KafkaError = exception.args[0]
-    return error
 
 
 def _client_partitions(partitions: Iterable[TopicPartition]) -> list[ClientPartition]:
@@ -65,11 +62,12 @@ class KafkaSource:
     def __init__(self, settings: KafkaSettings, topics: Sequence[str]) -> None:
         self._topics = list(topics)
         self._consumer = Consumer(consumer_config(settings), logger=logger)
-        self._ends = EndOffsets(KafkaAdmin(settings).ends)
+        admin = KafkaAdmin(settings)
+        self._ends = EndOffsets(admin.offsets)
         self._positions = Positions()
-        self._placement = Placement(
-            settings, self._consumer, self._positions, self.committed, ClientPartition
-        )
+        asks = ClientPartition, self.committed, admin.offsets
+        self._placement = Placement(settings, self._consumer, self._positions, *asks)
+        self._failure: BrokerError | None = None  # of a callback
         self._callbacks: tuple[OnPartitions, OnPartitions] | None = None
         self._closed = False
 
@@ -95,6 +93,8 @@ class KafkaSource:
         if doubtful := self._positions.reassigned(before):
             self._placement.fetch_again([r for r in records if (r.topic, r.partition) in doubtful])
             records = [r for r in records if (r.topic, r.partition) not in doubtful]
+        if self._failure is not None:
+            raise self._failure
         handed_out = [r for r in records if self._positions.hand_out(r)]
         for message in messages:
             if message.error() is not None:
@@ -119,13 +119,11 @@ class KafkaSource:
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int | None]:
-        try:
+        with reporting("committed"):
             found = self._consumer.committed(_client_partitions(partitions), timeout_s)
-        except KafkaException as error:
-            raise classify(kafka_error(error), "committed") from error
-        for answer in found:
-            if answer.error is not None:
-                raise classify(answer.error, "committed")
+            for answer in found:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
         return {(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
 
     def seek(self, offsets: Offsets) -> None:
@@ -148,9 +146,14 @@ class KafkaSource:
             self._consumer.close()
 
     def _assign(self, consumer: Consumer, partitions: list[ClientPartition]) -> None:
-        consumer.incremental_assign(partitions)
         added = [(p.topic, p.partition) for p in partitions]
-        self._positions.assign(added)
+        starts: dict[TopicPartition, int] = {}
+        try:
+            starts = self._placement.starts(added)
+        except BrokerError as error:  # nothing may be raised through the client
+            self._failure = error
+        consumer.incremental_assign([ClientPartition(*p, starts.get(p, STORED)) for p in added])
+        self._positions.assign(added, starts)
         if self._callbacks is not None:
             self._callbacks[0](added)
 
@@ -168,13 +171,15 @@ class KafkaSource:
         return error is None or (error.name() not in NEWS and is_record(message))
 
     def _take_news(self, message: Message, doubtful: set[TopicPartition]) -> None:
-        """Both come in their place among the records. An end that may be one of an earlier
-        assignment is not believed; being asked where to start harms nothing."""
+        """Both come in their place among the records. Neither is believed where it may be of an
+        earlier assignment."""
         partition, offset = (str(message.topic()), message.partition() or 0), message.offset()
         name = getattr(message.error(), "name", str)()
+        if partition in doubtful or partition not in self._positions.assigned():
+            return
         if name == ASKS_FOR_START:
-            self._positions.ask(partition)
-        elif name == AT_END and offset is not None and partition not in doubtful:
+            raise self._placement.explain(partition)
+        if name == AT_END and offset is not None:
             self._positions.reach_end(partition, offset)
 
 
@@ -243,10 +248,8 @@ class KafkaSink:
         self._producer.produce(record.topic, record.value, record.key, headers=headers)
 
     def _call(self, name: str, function: Callable[..., None], *args: object) -> None:
-        try:
+        with reporting(name):
             function(*args)
-        except KafkaException as error:
-            raise classify(kafka_error(error), name) from error
 
 
 class KafkaAdmin:
@@ -257,10 +260,8 @@ class KafkaAdmin:
 
     def topics(self, timeout_s: float) -> tuple[dict[str, int], list[str]]:
         """Number of partitions by topic; ids of the brokers."""
-        try:
+        with reporting("list_topics"):
             found = self._client.list_topics(timeout=timeout_s)
-        except KafkaException as error:
-            raise classify(kafka_error(error), "list_topics") from error
         topics = {name: len(topic.partitions) for name, topic in found.topics.items()}
         return topics, [str(number) for number in found.brokers]
 
@@ -268,17 +269,17 @@ class KafkaAdmin:
         """The configuration of each topic or broker, in the order of `names`."""
         wanted = [ConfigResource(ResourceType[kind.upper()], name) for name in names]
         answers = self._client.describe_configs(wanted, request_timeout=timeout_s)
-        try:
+        with reporting(f"configuration of {kind}"):
             found = [answers[resource].result(timeout_s) for resource in wanted]
-        except KafkaException as error:
-            raise classify(kafka_error(error), f"configuration of {kind}") from error
         return [{key: entry.value for key, entry in config.items()} for config in found]
 
-    def ends(self, partitions: Collection[TopicPartition], stable: bool) -> dict[Any, Any]:
-        """Futures of the last stable or the last offsets, by the client's partitions."""
-        level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
-        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = dict.fromkeys(_client_partitions(partitions), latest)
+    def offsets(self, partitions: Collection[TopicPartition], which: Which) -> dict[Any, Any]:
+        """Futures of offsets, by the client's partitions."""
+        level = (
+            IsolationLevel.READ_UNCOMMITTED if which == "last" else IsolationLevel.READ_COMMITTED
+        )
+        make: Any = OffsetSpec.earliest if which == "first" else OffsetSpec.latest
+        wanted = dict.fromkeys(_client_partitions(partitions), make())
         return self._client.list_offsets(wanted, isolation_level=level, request_timeout=5.0)
 
 

@@ -7,15 +7,18 @@ fetching has no new end either, and that is the very case which has to be seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Literal
 
+from processor.broker.kafka_calls import reporting
 from processor.broker.transaction import Ends, TopicPartition
 
-Ask = Callable[[Collection[TopicPartition], bool], dict[Any, Any]]
+Which = Literal["first", "stable", "last"]
+Ask = Callable[[Collection[TopicPartition], Which], dict[Any, Any]]
+ASKED: tuple[Which, Which] = ("stable", "last")
 
 
 class EndOffsets:
-    """`ask` sends a request for stable or for last offsets, and gives futures of the answers."""
+    """`ask` sends a request for first, last stable or last offsets; gives futures of answers."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -26,7 +29,7 @@ class EndOffsets:
         """What is known of these by now. Sends the next request once the last was answered."""
         if all(future.done() for answer in self._pending for future in answer.values()):
             self._take()
-            self._pending = [self._ask(partitions, s) for s in (True, False)] if partitions else []
+            self._pending = [self._ask(partitions, which) for which in ASKED] if partitions else []
         return {p: self._known[p] for p in partitions if p in self._known}
 
     def _take(self) -> None:
@@ -43,3 +46,15 @@ def _answered(futures: dict[Any, Any]) -> dict[TopicPartition, int]:
         for partition, future in futures.items()
         if future.exception() is None
     }
+
+
+def bounds(
+    ask: Ask, partitions: Collection[TopicPartition], timeout_s: float
+) -> dict[TopicPartition, tuple[int, int]]:
+    """First and last stable offsets, waited for. Raises as `reporting` says."""
+    with reporting("list_offsets"):
+        first, stable = (
+            {(p.topic, p.partition): future.result(timeout_s).offset for p, future in asked.items()}
+            for asked in (ask(partitions, "first"), ask(partitions, "stable"))
+        )
+        return {p: (first[p], stable[p]) for p in partitions}

@@ -1,13 +1,15 @@
-"""Putting the client where we want it: starts that it asks for, and seeks."""
+"""Putting the client where we want it: the starts of an assignment, and seeks."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
-from processor.broker.kafka_errors import classify
+from processor.broker.kafka_calls import client_error, reporting
+from processor.broker.kafka_ends import Ask, bounds
 from processor.broker.kafka_positions import Positions
 from processor.broker.start import Found, first_start, reset, starts_early
 from processor.broker.transaction import GroupMetadata, Offsets, TopicPartition
@@ -24,41 +26,71 @@ logger = logging.getLogger(__name__)
 
 class Placement:
     """`consumer` is the client's, `partition` makes its form of a topic's partition, with an
-    offset or a time; `committed` is `RecordSource.committed`."""
+    offset or a time; `committed` is `RecordSource.committed`, `ask` asks for ends."""
 
     def __init__(
         self,
         settings: KafkaSettings,
         consumer: Any,
         positions: Positions,
-        committed: Callable[..., dict[TopicPartition, int | None]],
         partition: Callable[..., Any],
+        committed: Callable[..., dict[TopicPartition, int | None]],
+        ask: Ask,
     ) -> None:
         self._settings = settings
         self._consumer = consumer
         self._positions = positions
-        self._committed = committed
         self._partition = partition
+        self._committed = committed
+        self._bounds = partial(bounds, ask)
         self._seek_deadline = 0.0
         self._join_deadline: float | None = None
         if settings.group_protocol == "consumer":
             self._join_deadline = time.monotonic() + JOIN_S
         self.lost = 0
 
+    def starts(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where these are to be read from. What has a committed offset and needs no check is left
+        to the client, and so is everything while the broker does not answer in time.
+
+        Raises `ExitProcess` where records were lost and the settings do not allow for it.
+        """
+        checked = self._settings.auto_offset_reset != "error"
+        try:
+            committed = self._committed(self._siblings(partitions), LOOK_UP_S)
+            doubtful = [p for p in partitions if checked or committed.get(p) is None]
+            bounds = self._bounds(doubtful, LOOK_UP_S) if doubtful else {}
+            started = {p[0] for p, offset in committed.items() if offset is not None}
+            found = {p: Found(committed[p], *bounds[p], p[0] in started) for p in doubtful}
+            starts = {p: self._start(p, what) for p, what in found.items()}
+        except RetryCall as error:
+            logger.warning("left to the client: %s", error, extra={"action": "starts"})
+            return {}
+        return {p: o for p, o in committed.items() if p in partitions and o is not None} | starts
+
+    def explain(self, partition: TopicPartition) -> ExitProcess:
+        """Why the client does not know where to go on with a partition. It cannot be told before
+        the next assignment, so the process ends."""
+        topic, number = partition
+        try:
+            position = self._positions.next(partition)
+            if position is None:
+                position = self._committed([partition], LOOK_UP_S)[partition]
+            start, _ = self._bounds([partition], LOOK_UP_S)[partition]
+            if position is not None:
+                reset("error", partition, position, start)
+        except ExitProcess as error:
+            return error
+        except RetryCall as error:
+            return ExitProcess(f"{topic}[{number}]: no place to go on: {error}")
+        return ExitProcess(f"{topic}[{number}]: no start was found in time")
+
     def step(self, member: Callable[[], GroupMetadata]) -> None:
-        """Find a start for one of the partitions that the client asks us for, and seek what is to
-        be sought. Raises `ExitProcess` where records are lost, a position cannot be taken, or the
-        broker does not let us in."""
+        """Seek what is to be sought. Raises `ExitProcess` where a position cannot be taken, or
+        the broker does not let us in."""
         if self._join_deadline is not None and time.monotonic() > self._join_deadline:
             self._join_deadline = None
             self._check_joined(member())
-        for partition in list(self._positions.unplaced)[:1]:
-            try:
-                offset = self._start(partition, self._look_up(partition))
-            except RetryCall as error:
-                logger.warning("%s: no start yet: %s", partition, error, extra={"action": "place"})
-            else:
-                self.seek({partition: offset})
         self._carry_out_seeks()
 
     def seek(self, offsets: Offsets) -> None:
@@ -85,16 +117,11 @@ class Placement:
                 "kafka.group_protocol = consumer (Kafka 4.0)?"
             )
 
-    def _look_up(self, partition: TopicPartition) -> Found:
-        topic, number = partition
-        siblings = self._ask("list_topics", topic, LOOK_UP_S).topics[topic].partitions
-        low, high = self._ask(
-            "get_watermark_offsets", self._partition(topic, number), LOOK_UP_S, False
-        )
-        committed = self._committed([(topic, n) for n in siblings], LOOK_UP_S)
-        known = self._positions.next(partition)
-        position = committed.get(partition) if known is None else known
-        return Found(position, low, high, any(o is not None for o in committed.values()))
+    def _siblings(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+        """All partitions of their topics: a new one of an old topic is told by them."""
+        topics = sorted({topic for topic, _ in partitions})
+        found = {t: self._ask("list_topics", t, LOOK_UP_S).topics[t].partitions for t in topics}
+        return [*{*partitions, *((t, n) for t, numbers in found.items() for n in numbers)}]
 
     def _start(self, partition: TopicPartition, found: Found) -> int:
         policy, first = self._settings.auto_offset_reset, self._settings.first_start
@@ -114,12 +141,8 @@ class Placement:
         return found.offset if found.offset >= 0 else end  # -1: no record is as late
 
     def _ask(self, call: str, *args: Any) -> Any:
-        try:
+        with reporting(call):
             return getattr(self._consumer, call)(*args)
-        except Exception as error:
-            if error.args and hasattr(error.args[0], "retriable"):  # the client's KafkaError
-                raise classify(error.args[0], call) from error
-            raise
 
     def _carry_out_seeks(self) -> None:
         """A seek fails while the client still looks up where an assignment starts. Until it
@@ -128,7 +151,7 @@ class Placement:
             try:
                 self._consumer.seek(self._partition(*partition, offset))
             except Exception as error:
-                if not hasattr(error.args[0], "retriable"):
+                if client_error(error) is None:
                     raise
                 if time.monotonic() > self._seek_deadline:
                     raise ExitProcess(

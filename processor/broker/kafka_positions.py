@@ -9,22 +9,21 @@ from processor.core.event import Record
 
 
 class Positions:
-    """A partition is `known` while every record below its next offset has been handed out. It is
-    not while it waits to be placed (no valid start is known) or sought (a seek is due): nothing of
-    it is handed out then, and what the client gives us of it is dropped."""
+    """A partition is `known` while every record below its next offset has been handed out. While
+    a seek is due nothing of it is handed out, and what the client gives us of it is dropped."""
 
     def __init__(self) -> None:
         self._assigned: dict[TopicPartition, int] = {}  # with the number of the assignment
         self._count = 0
         self._next: dict[TopicPartition, int] = {}
-        self.unplaced: set[TopicPartition] = set()
         self.seeks: dict[TopicPartition, int] = {}
 
     def assigned(self) -> frozenset[TopicPartition]:
         return frozenset(self._assigned)
 
-    def assign(self, partitions: Collection[TopicPartition]) -> None:
+    def assign(self, partitions: Collection[TopicPartition], starts: Offsets) -> None:
         self._count += 1
+        self._next.update(starts)
         self._assigned.update(dict.fromkeys(partitions, self._count))
 
     def revoke(self, partitions: Collection[TopicPartition]) -> None:
@@ -32,7 +31,6 @@ class Positions:
             self._assigned.pop(partition, None)
             self._next.pop(partition, None)
             self.seeks.pop(partition, None)
-            self.unplaced.discard(partition)
 
     def numbers(self) -> dict[TopicPartition, int]:
         return dict(self._assigned)
@@ -45,12 +43,6 @@ class Positions:
         for partition, offset in offsets.items():
             if partition in self._assigned:
                 self._next[partition] = self.seeks[partition] = offset
-                self.unplaced.discard(partition)
-
-    def ask(self, partition: TopicPartition) -> None:
-        """The client says that it does not know where to go on."""
-        if partition in self._assigned and partition not in self.seeks:
-            self.unplaced.add(partition)
 
     def hand_out(self, record: Record) -> bool:
         """Whether a record that the client gave us goes on; if so, we stand behind it."""
@@ -61,16 +53,13 @@ class Positions:
         self._move(partition, offset)
 
     def known(self) -> dict[TopicPartition, int]:
-        return {p: o for p, o in self._next.items() if self._is_known(p)}
+        return {p: o for p, o in self._next.items() if p not in self.seeks}
 
     def next(self, partition: TopicPartition) -> int | None:
         return self._next.get(partition)
 
     def _move(self, partition: TopicPartition, offset: int) -> bool:
-        if partition not in self._assigned or not self._is_known(partition):
+        if partition not in self._assigned or partition in self.seeks:
             return False
         self._next[partition] = offset
         return True
-
-    def _is_known(self, partition: TopicPartition) -> bool:
-        return partition not in self.seeks and partition not in self.unplaced
