@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from processor.client_properties import ClientProperties
 from processor.documents import refusal
@@ -97,18 +97,17 @@ class KafkaSettings(Section):
         static = self.group_protocol == "classic" if static is None else static
         return self.transactional_id if static else None
 
-    @field_validator("first_start")
-    @classmethod
-    def _known_start(cls, value: str) -> str:
-        if value not in ("earliest", "latest"):
+    @model_validator(mode="after")
+    def _start_is_known(self) -> Self:
+        if self.first_start not in ("earliest", "latest"):
             try:
-                zone = datetime.fromisoformat(value).tzinfo
+                zone = datetime.fromisoformat(self.first_start).tzinfo
             except ValueError:
                 zone = None
             if zone is None:
                 remedy = "use earliest, latest or a time with zone (2026-01-31T12:00:00Z)"
-                raise refusal("first_start", value, remedy)
-        return value
+                raise refusal("first_start", self.first_start, remedy)
+        return self
 
     @model_validator(mode="after")
     def _timeouts_fit(self) -> Self:

@@ -170,6 +170,20 @@ MISTAKES: list[tuple[Any, str]] = [
         "kafka.transaction_timeout_ms = 900001: lower it to 900000: brokers refuse more",
     ),
     (
+        {"kafka": {"max_poll_interval_ms": 40_000}},
+        "kafka.max_poll_interval_ms = 40000: raise it above 40000, 4 publish_timeout_ms",
+    ),
+    (
+        {"runtime": {"hang_s": 40.0}},
+        "runtime.hang_s = 40.0: raise it above 40, 4 times kafka.publish_timeout_ms",
+    ),
+    ({"kafka": {"first_start": "soon"}}, "kafka.first_start = 'soon': use earliest, latest or a"),
+    (
+        {"kafka": {"first_start": "2026-01-31T12:00:00"}},
+        "kafka.first_start = '2026-01-31T12:00:00': use earliest, latest or a time with zone",
+    ),
+    ({"kafka": {"group_protocol": "next"}}, "kafka.group_protocol = 'next': Input should be"),
+    (
         {"kafka": {"max_poll_interval_ms": 12_000}},
         "kafka.session_timeout_ms = 12000: must be below max_poll_interval_ms = 12000",
     ),
@@ -264,7 +278,7 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize(("name", "expected"), OVERRIDES)
-def test_what_exactly_once_rests_on_cannot_be_overridden(
+def test_a37_what_exactly_once_rests_on_cannot_be_overridden(
     tmp_path: Path, name: str, expected: str
 ) -> None:
     (line,) = lines_of(tmp_path, {"kafka": {"client": {name: "x"}}})
@@ -327,13 +341,20 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("host", "replica"), NAMES)
-def test_ids_are_stable_per_replica(
+def test_a35_ids_are_stable_per_replica(
     monkeypatch: pytest.MonkeyPatch, host: str, replica: str
 ) -> None:
     monkeypatch.setattr("platform.node", lambda: host)
     kafka = KafkaSettings(group="fraud", transactional_id_prefix="shop")
     assert kafka.transactional_id == kafka.group_instance_id == f"shop-fraud-{replica}"
     assert KafkaSettings(static_membership=False).group_instance_id is None
+
+
+def test_a31_membership_is_static_where_that_helps() -> None:
+    """With KIP-848 a static member is not let back in before its session has ended."""
+    assert KafkaSettings(group_protocol="consumer").group_instance_id is None
+    assert KafkaSettings(group_protocol="consumer", static_membership=True).group_instance_id
+    KafkaSettings(group_protocol="consumer", session_timeout_ms=600_000)  # is the broker's there
 
 
 def test_settings_are_frozen() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -84,3 +85,14 @@ def test_no_registry_and_no_machine_path_is_tracked() -> None:
             if match := FORBIDDEN.search(line):
                 found.append(f"{file.relative_to(ROOT)}:{number}: {match[0]}")
     assert found == []
+
+
+def test_a13_the_client_is_new_enough() -> None:
+    """librdkafka before 2.12 loses records on a sequence error inside a transaction (#3575 in its
+    changes), and KIP-848 is not finished there; what is installed is what is locked."""
+    from confluent_kafka import libversion
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [bound] = [d for d in project["dependencies"] if d.startswith("confluent-kafka")]
+    assert tuple(map(int, bound.partition(">=")[2].split("."))) >= (2, 15)
+    assert libversion()[1] >= 0x020F00FF

@@ -92,7 +92,7 @@ def test_a_lost_one_only_rebuilds(bench: Bench, call: Call, error: Exception) ->
 
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("call", ["begin", "produce", "send_offsets", "commit", "abort"])
-def test_past_its_budget_a_call_is_given_up(bench: Bench, call: Call, applied: bool) -> None:
+def test_a8_past_its_budget_a_call_is_given_up(bench: Bench, call: Call, applied: bool) -> None:
     if call == "abort":
         bench.fail("commit", AbortAndRewind("no"))
     bench.fail(call, RetryCall("timed out"), times=50, applied=applied)
@@ -115,7 +115,7 @@ def test_init_past_its_budget_exits() -> None:
 
 @pytest.mark.parametrize("generation", [-1, 0, 3])
 @pytest.mark.parametrize("member", ["", "m-1"])
-def test_the_guard(generation: int, member: str) -> None:
+def test_a15_the_guard(generation: int, member: str) -> None:
     metadata = GroupMetadata("g", generation, member)
     if generation >= 0 and member:
         check_member(metadata)
@@ -124,7 +124,7 @@ def test_the_guard(generation: int, member: str) -> None:
             check_member(metadata)
 
 
-def test_metadata_is_read_right_before_the_offsets_are_sent(bench: Bench) -> None:
+def test_a16_metadata_is_read_right_before_the_offsets_are_sent(bench: Bench) -> None:
     """Expelled between begin and send: nothing is sent, and the transaction is aborted."""
     sent: list[str] = []
     fresh = bench.metadata

@@ -29,7 +29,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("skip", [0, 3])
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("call", [*CALLS, "abort", "committed"])
-def test_a_time_out_is_called_again(world: World, call: Call, applied: bool, skip: int) -> None:
+def test_a6_a_time_out_is_called_again(world: World, call: Call, applied: bool, skip: int) -> None:
     skip = 0 if call in ("init_transactions", "abort", "committed") else skip
     faults = world.broker.faults
     if call == "abort":
@@ -61,7 +61,7 @@ def test_an_abortable_error_aborts_and_repeats(world: World, call: Call, skip: i
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("skip", [0, 3])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_lost_producer_is_rebuilt(world: World, call: Call, skip: int, applied: bool) -> None:
+def test_a5_a_lost_producer_is_rebuilt(world: World, call: Call, skip: int, applied: bool) -> None:
     skip = 0 if call == "init_transactions" else skip
     world.broker.faults.push(call, RebuildProducer("lost"), skip=skip, applied=applied)
     world.fill()
@@ -84,7 +84,7 @@ def test_an_abort_that_fails_rebuilds(world: World, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_commit_that_never_answers_is_looked_up(world: World, applied: bool) -> None:
+def test_a7_a_commit_that_never_answers_is_looked_up(world: World, applied: bool) -> None:
     """librdkafka#4558: the first commit took effect, or not; nobody may guess."""
     for _ in range(200):
         world.broker.faults.push("commit", RetryCall("timed out"), applied=applied)
@@ -125,7 +125,7 @@ def test_a_killed_worker_is_succeeded(world: World, call: Call, applied: bool, s
     world.verify()
 
 
-def test_a_twin_with_our_id_fences_us_and_we_take_it_back(world: World) -> None:
+def test_a3_a_twin_with_our_id_fences_us_and_we_take_it_back(world: World) -> None:
     for call in PUBLISH_CALLS:
         world.broker.faults.hook(call, lambda: world.broker.time_out("id-a"), skip=1)
     world.fill(120)
@@ -145,7 +145,7 @@ def test_expelled_in_the_middle(world: World, call: Call) -> None:
     world.verify_observed()
 
 
-def test_expelled_while_the_model_works_and_another_takes_over(world: World) -> None:
+def test_a14_expelled_while_the_model_works_and_another_takes_over(world: World) -> None:
     """The late results of an eviction must not be published (faust#323)."""
     gated = GatedScorer()
     world.fill()
@@ -225,7 +225,7 @@ def test_what_is_finished_is_published_before_it_is_given_away(
     assert sum(map(len, theirs.batches)) == (0 if error is None else 4)
 
 
-def test_expelled_with_results_in_hand(world: World) -> None:
+def test_a17_expelled_with_results_in_hand(world: World) -> None:
     """One poll says that all is lost, joins again and brings the first records of the new
     assignment; the refused publication of the old one must not cost them."""
     scorer = LengthScorer()
@@ -288,7 +288,7 @@ class ForgetfulSource(MemorySource):
         super().seek({partition: offset + 1 for partition, offset in offsets.items()})
 
 
-def test_a_rewind_that_loses_records_is_noticed(world: World) -> None:
+def test_a25_a_rewind_that_loses_records_is_noticed(world: World) -> None:
     """confluent-kafka-python#1443: the client skips what it was told to fetch again."""
     source = ForgetfulSource(world.broker, GROUP, "a", frozenset(["in"]), True, "earliest")
     world.broker.faults.push("commit", AbortAndRewind("no"))

@@ -101,7 +101,7 @@ def test_a_rewind_goes_to_the_first_unpublished(ledger: Ledger) -> None:
         ({}, {A: 5}),
     ],
 )
-def test_a_rewind_to_the_committed(
+def test_a26_a_rewind_to_the_committed(
     ledger: Ledger, committed: dict[Any, int | None], targets: dict[Any, int]
 ) -> None:
     add(ledger, 5, 6, 7)

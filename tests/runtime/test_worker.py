@@ -72,7 +72,7 @@ def test_a_rejection_waits_for_the_events_before_it(world: World) -> None:
     world.verify()
 
 
-def test_control_markers_in_the_input_are_stepped_over(world: World) -> None:
+def test_b33_control_markers_in_the_input_are_stepped_over(world: World) -> None:
     sink = world.broker.sink("upstream")
     sink.init_transactions(1)
     for n, end in enumerate([sink.commit, sink.abort] * 6):
@@ -136,7 +136,7 @@ def test_back_pressure_pauses_and_polls_on(world: World) -> None:
     world.verify()
 
 
-def test_a_partition_that_comes_while_paused_is_paused_and_goes_on_later(world: World) -> None:
+def test_a27_a_partition_that_comes_while_paused_is_paused_and_goes_on_later(world: World) -> None:
     """confluent-kafka-go#193: pause, revoke, assign must not stay paused for ever."""
     scorer = GatedScorer()
     world.fill(400)
