@@ -145,6 +145,15 @@ class Cluster:
     def resume(self, number: int) -> None:
         self._signal(number, signal.SIGCONT)
 
+    def mend(self) -> None:
+        """Undo whatever was done to the nodes."""
+        for number, node in self.nodes.items():
+            if node.running:
+                self.resume(number)
+            else:
+                self.start(number)
+        self.await_whole()
+
     def await_whole(self) -> None:
         """Wait until all nodes are there, with all copies of all partitions. Each is asked: for
         some seconds the others do not know that one was killed."""

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ElectionType,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from processor.broker.kafka import KafkaSink, KafkaSource, to_record
+from processor.broker.kafka import KafkaSink, KafkaSource
+from processor.broker.kafka_config import to_record
 from processor.broker.memory_log import Isolation
-from processor.config import KafkaSettings
 from processor.core.event import Headers, Record
+from processor.kafka_settings import KafkaSettings
 
 CALL_S = 20.0
 
@@ -99,20 +107,46 @@ class KafkaHarness:
             consumer.close()
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """As a consumer that does not wait for open transactions sees it."""
+        return self.committed_offsets(group, topic, [partition])[0]
+
+    def committed_offsets(
+        self, group: str, topic: str, partitions: Iterable[int]
+    ) -> list[int | None]:
+        """As a consumer that does not wait for open transactions sees them."""
         consumer = self._consumer("read_uncommitted", group)
+        asked = [TopicPartition(topic, partition) for partition in partitions]
         deadline = time.monotonic() + CALL_S
         try:
             while True:
                 try:
-                    (found,) = consumer.committed([TopicPartition(topic, partition)], CALL_S)
-                    return found.offset if found.offset >= 0 else None
-                except KafkaException:  # the first group of a new cluster waits for its coordinator
+                    found = consumer.committed(asked, CALL_S)
+                    return [p.offset if p.offset >= 0 else None for p in found]
+                except KafkaException:  # no coordinator now: the cluster is young, or it moves
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.1)
         finally:
             consumer.close()
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """Which broker leads the partition."""
+        known = self._admin.list_topics(timeout=CALL_S).topics[topic]
+        leader: int = known.partitions[partition].leader
+        return leader
+
+    def coordinator(self, topic: str, name: str) -> int:
+        """Which broker coordinates a group, or the transactions of an id: the leader of the
+        internal topic's partition that Java's hash of the name points to."""
+        count = len(self._admin.list_topics(timeout=CALL_S).topics[topic].partitions)
+        code = 0
+        for byte in name.encode():
+            code = (31 * code + byte) % 2**32
+        return self.leader(topic, (code & 0x7FFFFFFF) % count)
+
+    def elect_preferred_leaders(self, *topics: str) -> None:
+        known = self._admin.list_topics(timeout=CALL_S).topics
+        partitions = [TopicPartition(t, p) for t in topics for p in known[t].partitions]
+        self._admin.elect_leaders(ElectionType.PREFERRED, partitions).result(CALL_S)
 
     def settings(self, group: str, replica: str, **changes: Any) -> KafkaSettings:
         values: dict[str, Any] = {
@@ -142,18 +176,6 @@ class KafkaHarness:
         for close in reversed(self._closing):
             close()
         del self._admin, self._producer
-
-    def _committed(self, consumer: Consumer, where: TopicPartition) -> TopicPartition:
-        """A young cluster is still electing its coordinators."""
-        deadline = time.monotonic() + CALL_S
-        while True:
-            try:
-                return consumer.committed([where], CALL_S)[0]
-            except KafkaException as error:
-                moving = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
-                if error.args[0].code() not in moving or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
 
     def _name(self, kind: str) -> str:
         self._count += 1

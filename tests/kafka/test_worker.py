@@ -4,109 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from processor.broker.kafka import KafkaSink, KafkaSource, check_topics, produce_all
+from processor.broker.kafka import KafkaSink
+from processor.broker.kafka_admin import check_cluster
+from processor.broker.kafka_load import produce_all
 from processor.broker.transaction import GroupMetadata, Offsets
-from processor.config import KafkaSettings
-from processor.core.batch import Budget
-from processor.core.pipeline import Pipeline
-from processor.core.policy import load_policy
 from processor.errors import AbortAndRewind, ConfigError
-from processor.runtime.telemetry import Counters
-from processor.runtime.worker import Worker
-from tests.core.builders import CharTokenizer, write_policy
+from processor.kafka_settings import KafkaSettings
 from tests.kafka.harness import KafkaHarness
-from tests.runtime.world import Running, SlowScorer, in_thread, inputs, judge
+from tests.kafka.world import PATIENCE_S, KafkaWorld
+from tests.runtime.world import inputs
 
 pytestmark = pytest.mark.kafka
-
-PATIENCE_S = 60.0
-
-
-class KafkaWorld:
-    """Topics, a policy and workers on a real broker."""
-
-    def __init__(self, harness: KafkaHarness, folder: Path, partitions: int = 2) -> None:
-        self.harness, self.folder, self.partitions = harness, folder, partitions
-        self.input = harness.topic(partitions)
-        self.output, self.dead = harness.topic(), harness.topic()
-        self.group = harness.group()
-        topics = {"input": self.input, "output": self.output, "dead_letter": self.dead}
-        write_policy(folder, topics=topics)
-        self.policy = load_policy(folder)
-        self.given = 0
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.running: list[Running] = []
-
-    def fill(self, count: int, damaged_every: int = 5) -> None:
-        for n, value in enumerate(inputs(count, damaged_every)):
-            self.harness.append_later(self.input, n % self.partitions, b"%d" % n, value)
-        self.harness.flush()
-        self.given += count
-
-    def settings(self, replica: str = "0", **changes: Any) -> KafkaSettings:
-        return self.harness.settings(self.group, replica, **changes)
-
-    def worker(self, replica: str = "0", sink: KafkaSink | None = None) -> Worker:
-        pipeline = Pipeline([self.policy], CharTokenizer(), SlowScorer(), Budget(200, 8))
-        settings = self.settings(replica)
-        source = KafkaSource(settings, [self.input])
-        return Worker(pipeline, source, sink or KafkaSink(settings), Counters())
-
-    def start(self, worker: Worker) -> Running:
-        running = in_thread(worker)
-        self.running.append(running)
-        return running
-
-    def process(
-        self, changes: dict[str, Any] | None = None, **arguments: Any
-    ) -> subprocess.Popen[bytes]:
-        settings = self.settings(**changes or {}).model_dump(mode="json")
-        text = json.dumps({"settings": settings, "policy": str(self.folder), **arguments})
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kafka.worker_process", text],
-            cwd=Path(__file__).parents[2],
-        )
-        self.processes.append(process)
-        return process
-
-    def outcomes(self) -> int:
-        return sum(len(self.harness.read(topic)) for topic in (self.output, self.dead))
-
-    def await_outcomes(self, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while (seen := self.outcomes()) < count:
-            assert time.monotonic() < deadline, f"{seen} of {count} outcomes"
-            for running in self.running:
-                assert running.errors == []
-            time.sleep(0.1)
-
-    def await_all(self) -> None:
-        self.await_outcomes(self.given)
-
-    def verify(self) -> None:
-        read = self.harness.read
-        judge(read(self.input), read(self.output), read(self.dead))
-        for partition in range(self.partitions):
-            end = self.harness.end_offset(self.input, partition)
-            assert (self.harness.committed(self.group, self.input, partition) or 0) == end
-
-    def close(self) -> None:
-        for running in self.running:
-            running.worker.stop()
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        for running in self.running:
-            running.thread.join(PATIENCE_S)
 
 
 @pytest.fixture
@@ -272,12 +186,12 @@ def test_generate_and_check(world: KafkaWorld) -> None:
     assert produce_all(settings, world.input, records) == 50
     read = world.harness.read(world.input)
     assert sorted(r.headers for r in read) == sorted(headers for _, _, headers in records)
-    check_topics(settings, [world.input, world.output])
+    check_cluster(settings, [world.input, world.output])
     with pytest.raises(ConfigError, match="none-1, none-2"):
-        check_topics(settings, ["none-2", world.input, "none-1"])
+        check_cluster(settings, ["none-2", world.input, "none-1"])
 
 
 def test_no_broker_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("processor.broker.kafka.CONNECT_S", 0.5)
+    monkeypatch.setattr("processor.broker.kafka_admin.CONNECT_S", 0.5)
     with pytest.raises(ConfigError, match="bootstrap_servers = 'localhost:1'"):
-        check_topics(KafkaSettings(bootstrap_servers="localhost:1"), ["t"])
+        check_cluster(KafkaSettings(bootstrap_servers="localhost:1"), ["t"])

@@ -1,7 +1,8 @@
 """A worker as a process of its own, to be killed: `python -m tests.kafka.worker_process JSON`.
 
-The argument holds the settings of the client, the policy's folder, and optionally a failpoint: the
-name of a call of the sink, and how often it succeeds before the process kills itself right after.
+The argument holds the settings of the client, the policy's folder, and optionally the seconds to
+drain, and a failpoint: the name of a call of the sink, and how often it succeeds before the process
+kills itself right after.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from processor.broker.kafka import KafkaSink, KafkaSource
-from processor.config import KafkaSettings
 from processor.core.batch import Budget
 from processor.core.pipeline import Pipeline
 from processor.core.policy import load_policy
+from processor.kafka_settings import KafkaSettings
 from processor.runtime.telemetry import Counters
 from processor.runtime.worker import Worker, install_signal_handlers
 from tests.core.builders import CharTokenizer
@@ -45,7 +46,14 @@ def main() -> None:
     sink = SuicidalSink(settings)
     sink.failpoint, sink.left = arguments.get("failpoint", (None, 0))
     source = KafkaSource(settings, [policy.spec.topics.input])
-    worker = Worker(pipeline, source, sink, Counters())
+    worker = Worker(
+        pipeline,
+        source,
+        sink,
+        Counters(),
+        drain_s=arguments.get("drain_s", 20.0),
+        publish_s=settings.publish_timeout_ms / 1000,
+    )
     install_signal_handlers(worker)
     worker.run()
 
