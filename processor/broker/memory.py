@@ -56,14 +56,20 @@ class Faults:
         self._queues: dict[str, deque[Fault | None]] = defaultdict(deque)
 
     def push(
-        self, call: Call, error: BaseException, *, applied: bool = False, skip: int = 0
+        self,
+        call: Call,
+        error: BaseException,
+        *,
+        applied: bool = False,
+        skip: int = 0,
+        hook: Callable[[], None] | None = None,
     ) -> None:
         """Fail one call, after `skip` calls that succeed. `applied`: the call takes effect and
         only its answer is lost, as with a time-out. An abortable error is an answer: it says
-        that the call had no effect."""
+        that the call had no effect. `hook` is run right before."""
         if applied and isinstance(error, AbortAndRewind):
             raise ValueError("no broker carries out a call and then asks for an abort")
-        self._add(call, Fault(error, applied, None), skip)
+        self._add(call, Fault(error, applied, hook), skip)
 
     def hook(self, call: Call, function: Callable[[], None], *, skip: int = 0) -> None:
         """Run `function` right before a call: whatever happens elsewhere at that moment."""
@@ -95,10 +101,15 @@ class Faults:
 
 
 class MemoryBroker:
-    """All state behind one lock; `changed` is notified of whatever a poll may wait for."""
+    """All state behind one lock; `changed` is notified of whatever a poll may wait for.
 
-    def __init__(self, clock: Clock = time.time) -> None:
+    `lax`: a member that has been expelled reports at once that it is none, as Kafka's client may,
+    and a dynamic one may commit then, as Kafka lets it. Only a check of ours stands against it.
+    """
+
+    def __init__(self, clock: Clock = time.time, *, lax: bool = False) -> None:
         self.faults = Faults()
+        self.lax = lax
         self.changed = threading.Condition(threading.RLock())
         self.version = 0
         self._clock = clock
@@ -208,9 +219,14 @@ class MemoryBroker:
     def expel(self, group: str, member: str) -> None:
         """End the session of a member, as its time-out would."""
         with self.changed:
+            for found in [m for m in self.group(group).members if m.rpartition("-")[0] == member]:
+                self.expel_id(group, found)
+
+    def expel_id(self, group: str, member_id: str) -> None:
+        """As `expel`, where a process and its successor are both members."""
+        with self.changed:
             state = self.group(group)
-            for found in [m for m in state.members if m.rpartition("-")[0] == member]:
-                state.leave(found, self.partitions(self._topics))
+            state.leave(member_id, self.partitions(state.members[member_id].topics))
             self.notify()
 
     # Transactions

@@ -89,11 +89,15 @@ class Group:
             if owner == member_id and self.targets.get(p) != member_id
         )
 
-    def check(self, metadata: GroupMetadata) -> None:
+    def check(self, metadata: GroupMetadata, lax: bool = False) -> None:
         """Raise `AbortAndRewind` where a transactional commit comes from no current member.
 
-        Stricter than Kafka, which does not check generation -1 with an empty member id.
+        `lax` is what Kafka's classic groups do: generation -1 with an empty member id is not
+        checked, unless an instance id, the `handle` here, comes with it.
         """
+        nobody = metadata.generation < 0 and not metadata.member and metadata.handle is None
+        if lax and nobody:
+            return
         if metadata.member in self.fenced:
             raise AbortAndRewind("FENCED_INSTANCE_ID: another process has this group.instance.id")
         if metadata.member not in self.members:

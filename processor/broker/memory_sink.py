@@ -80,7 +80,7 @@ class MemorySink:
 
     def _send(self, offsets: Offsets, metadata: GroupMetadata) -> None:
         with self._broker.changed:
-            self._broker.group(metadata.group).check(metadata)
+            self._broker.group(metadata.group).check(metadata, self._broker.lax)
             transaction = self._broker.transaction(self._id, self._epoch)
             transaction.offsets.update({(metadata.group, p): o for p, o in offsets.items()})
 

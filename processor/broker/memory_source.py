@@ -72,7 +72,10 @@ class MemorySource:
         return frozenset(self._positions)
 
     def group_metadata(self) -> GroupMetadata:
-        return GroupMetadata(self._group.name, self._generation, self._member)
+        instance = self._name if self._static else None
+        if self._broker.lax and self._member not in self._group.members:
+            return GroupMetadata(self._group.name, -1, "", instance)
+        return GroupMetadata(self._group.name, self._generation, self._member, instance)
 
     def positions(self) -> dict[TopicPartition, int]:
         return {p: at for p, at in self._positions.items() if at is not None}
@@ -142,7 +145,7 @@ class MemorySource:
                 if partition in surplus or partition not in self._positions:
                     del group.owners[partition]
                     broker.notify()
-            added = group.claim(self._member) - self._positions.keys()
+            added = sorted(group.claim(self._member) - self._positions.keys())
         if added:
             self._positions.update(dict.fromkeys(added))
             if self._on_assign is not None:
