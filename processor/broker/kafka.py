@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from processor.broker.kafka_calls import reporting
+from processor.broker.kafka_calls import report, reporting
 from processor.broker.kafka_config import (
     DEFAULT_MAX_BYTES,
     client_config,
@@ -38,7 +38,7 @@ from processor.broker.transaction import (
 )
 from processor.core.encode import OutputRecord
 from processor.core.event import Record
-from processor.errors import BrokerError, ExitProcess, RetryCall
+from processor.errors import BrokerError, ExitProcess, RetryCall, ShrinkOutput
 from processor.kafka_settings import KafkaSettings
 
 STORED = -1000  # the client looks its committed offset up, as it would by itself
@@ -217,6 +217,8 @@ class KafkaSink:
         except BufferError as error:
             self._producer.poll(0.01)
             raise RetryCall(f"produce: {error}") from error
+        except ShrinkOutput as error:
+            raise ShrinkOutput(str(error), record.topic) from error
 
     def send_offsets(self, offsets: Offsets, group: GroupMetadata, timeout_s: float) -> None:
         positions = [ClientPartition(*p, offset) for p, offset in offsets.items()]
@@ -248,8 +250,10 @@ class KafkaSink:
         self._producer.produce(record.topic, record.value, record.key, headers=headers)
 
     def _call(self, name: str, function: Callable[..., None], *args: object) -> None:
-        with reporting(name):
+        try:  # once per record: `reporting` costs several times as much
             function(*args)
+        except Exception as error:
+            report(error, name)
 
 
 class KafkaAdmin:

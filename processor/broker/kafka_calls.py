@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from processor.broker.kafka_errors import classify
 from processor.errors import RetryCall
 
 
+def report(error: Exception, call: str) -> NoReturn:
+    """Raise what `classify` makes of a client's exception; all others as they are."""
+    if isinstance(error, TimeoutError):
+        raise RetryCall(f"{call}: no answer in time") from error
+    if (reported := client_error(error)) is None:
+        raise error
+    raise classify(reported, call) from error
+
+
 @contextmanager
 def reporting(call: str) -> Iterator[None]:
-    """Raise what `classify` makes of a client's exception; all others pass."""
+    """`report` for whatever is raised inside."""
     try:
         yield
-    except TimeoutError as error:
-        raise RetryCall(f"{call}: no answer in time") from error
     except Exception as error:
-        if (reported := client_error(error)) is None:
-            raise
-        raise classify(reported, call) from error
+        report(error, call)
 
 
 def client_error(error: Exception) -> Any | None:

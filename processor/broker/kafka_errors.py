@@ -7,6 +7,7 @@ those of Kafka's protocol; with an underscore in front, librdkafka's own.
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Protocol
 
 from processor.errors import (
@@ -19,6 +20,8 @@ from processor.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+_PRODUCED_TO = re.compile(r"ProduceRequest for (\S+) \[")
 
 
 class ClientError(Protocol):
@@ -90,7 +93,7 @@ def classify(error: ClientError, call: str) -> BrokerError:
     if name in EXIT:
         return ExitProcess(text)
     if name in TOO_LARGE:
-        return ShrinkOutput(text)
+        return ShrinkOutput(text, topic[1] if (topic := _PRODUCED_TO.search(text)) else None)
     if error.fatal() or name in REBUILD:
         return RebuildProducer(text)
     if error.txn_requires_abort():

@@ -88,7 +88,7 @@ def decode_value(value: bytes | None, max_bytes: int) -> dict[str, Any]:
         raise RejectRecord("not_utf8", f"byte {error.start}: {error.reason}") from None
     if _depth(value) > MAX_DEPTH:
         raise RejectRecord("too_deep", f"nested deeper than {MAX_DEPTH} levels")
-    data = _parse(text)
+    data = _parse(text, value)
     if not isinstance(data, dict):
         raise RejectRecord("not_object", f"the top level is a {type(data).__name__}")
     if "\\u" in text:
@@ -122,9 +122,9 @@ def _depth(value: bytes) -> int:
     return deepest
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str, value: bytes) -> Any:
     try:
-        return (_CHECKING if _LARGE_NUMBER.search(text) else _PLAIN).decode(text)
+        return (_CHECKING if _may_hold_large_numbers(value) else _PLAIN).decode(text)
     except json.JSONDecodeError as error:
         raise RejectRecord("not_json", f"character {error.pos}: {error.msg}") from None
 
@@ -159,9 +159,20 @@ def _constant(name: str) -> NoReturn:
 
 
 # A number of fewer than 19 digits and without an exponent fits 64 bits and a double. Most events
-# hold no other, and a call into Python per number doubles the time of decoding. The pattern starts
-# with a set, so that the search skips over text at once.
-_LARGE_NUMBER = re.compile(r"[0-9](?:[0-9]{18}|[eE])")
+# hold no other, and a call into Python per number doubles the time of decoding. Told apart by two
+# searches for a constant in a copy that knows digits, exponents and the rest only: a regular
+# expression takes 15 times as long on a text of 1 KB.
+_KINDS = bytes(
+    ord("0") if chr(byte).isdigit() else ord("e") if chr(byte) in "eE" else ord(".")
+    for byte in range(128)
+).ljust(256, b".")
+
+
+def _may_hold_large_numbers(value: bytes) -> bool:
+    kinds = value.translate(_KINDS)
+    return b"0e" in kinds or b"0" * 19 in kinds
+
+
 _PLAIN = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant)
 _CHECKING = json.JSONDecoder(
     object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_float
