@@ -123,10 +123,11 @@ class MockCluster:
 
 
 def settings(cluster: MockCluster, **changes: Any) -> KafkaSettings:
+    """With a group and a transactional id of its own, for tests share a cluster."""
     values: dict[str, Any] = {
         "bootstrap_servers": cluster.bootstrap,
-        "group": "g",
-        "replica": uuid.uuid4().hex,  # its own transactional id, for tests share a cluster
+        "group": uuid.uuid4().hex,
+        "replica": "0",
         # Above one second the cluster lets an expelled member back that much sooner.
         "session_timeout_ms": 1100,
         "static_membership": False,

@@ -102,7 +102,7 @@ def shared() -> Iterator[MockCluster]:
 
 @pytest.fixture
 def erring(shared: MockCluster) -> Iterator[MockCluster]:
-    """For tests that do no more than fail requests of their own producer."""
+    """For tests that do no more than fail requests of their own client."""
     yield shared
     shared.forget()
 
@@ -243,27 +243,27 @@ def test_brokers_away_for_longer_than_a_session(cluster: MockCluster) -> None:
 
 
 @pytest.mark.parametrize("error", [GENERATION, MEMBER], ids=["generation", "member"])
-def test_an_expelled_member_joins_again(cluster: MockCluster, error: int) -> None:
-    with joining(cluster, IN) as member:
+def test_an_expelled_member_joins_again(erring: MockCluster, error: int) -> None:
+    with joining(erring, IN) as member:
         first = member.join()
-        cluster.fail(Api.Heartbeat, error)
+        erring.fail(Api.Heartbeat, error)
         member.joined_after(first.generation)
         assert member.revocations > 0
 
 
-def test_a_fenced_static_member_exits(cluster: MockCluster) -> None:
-    with joining(cluster, IN, static_membership=True) as member:
+def test_a_fenced_static_member_exits(erring: MockCluster) -> None:
+    with joining(erring, IN, static_membership=True) as member:
         member.join()
-        cluster.fail(Api.Heartbeat, INSTANCE)
+        erring.fail(Api.Heartbeat, INSTANCE)
         with pytest.raises(ExitProcess, match="fenced"):
             member.poll_until(lambda: member.revocations > 0)
 
 
-def test_a_member_that_did_not_poll_publishes_nothing(cluster: MockCluster) -> None:
+def test_a_member_that_did_not_poll_publishes_nothing(erring: MockCluster) -> None:
     """The client drops the member id at once and keeps the generation (measured), before it
     says anything: the partitions still look like ours."""
     changes = {"publish_timeout_ms": 200, "max_poll_interval_ms": 1101}
-    with joining(cluster, IN, **changes) as member, closing(KafkaSink(settings(cluster))) as sink:
+    with joining(erring, IN, **changes) as member, closing(KafkaSink(settings(erring))) as sink:
         through = Transactions(sink, member.source.group_metadata)
         through.start()
         first = member.join()
