@@ -16,7 +16,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from processor import cli_bench, console
+from processor import cli_bench, cli_verify, console
 from processor.cli_engine import engine_app
 from processor.cli_options import Json, Model, SettingsFile
 from processor.core.decision import Decision, Rejection
@@ -34,6 +34,7 @@ app = typer.Typer(
 policy_app = typer.Typer(no_args_is_help=True, help="Look at policies.")
 app.add_typer(policy_app, name="policy")
 app.command()(cli_bench.bench)
+app.command()(cli_verify.verify)
 app.add_typer(engine_app, name="engine")
 
 POLICIES = Path("policies")

@@ -44,6 +44,7 @@ from processor.kafka_settings import KafkaSettings
 STORED = -1000  # the client looks its committed offset up, as it would by itself
 AT_END, ASKS_FOR_START = NEWS = ("_PARTITION_EOF", "_AUTO_OFFSET_RESET")
 
+client_partition = ClientPartition  # for `kafka_reader`, which may not import the client
 logger = logging.getLogger(__name__)
 
 
