@@ -31,13 +31,13 @@ class Load:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        self.halt()
-        self._world.harness.flush()
+    def __enter__(self) -> Load:
+        return self
 
-    def halt(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(PATIENCE_S)
+        self._world.harness.flush()
 
     def _run(self) -> None:
         number, values = 0, inputs(60)
@@ -106,18 +106,16 @@ def under_load(world: KafkaWorld, workers: int = 2) -> Iterator[list[Supervisor]
     """Workers make progress before; they must make it again after what happens inside, and in the
     end each record has one outcome."""
     supervisors = [Supervisor(world, str(n)) for n in range(workers)]
-    load = Load(world)
     try:
-        world.await_progress()
-        yield supervisors
-        world.await_progress()
-        load.stop()
+        with Load(world):
+            world.await_progress()
+            yield supervisors
+            world.await_progress()
         world.await_end()
         for supervisor in supervisors:
             supervisor.stop()
         world.verify()
     finally:
-        load.halt()
         for supervisor in supervisors:
             supervisor.abandon()
         for number, supervisor in enumerate(supervisors):  # shown where the test fails

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from processor.broker.kafka import KafkaSink, KafkaSource
+from processor.broker.transaction import TopicPartition
+from processor.core.encode import OutputRecord
+from processor.errors import BrokerError
 from tests.kafka.cluster import Cluster
 from tests.kafka.faults import TIMEOUTS, Load, under_load
 from tests.kafka.harness import KafkaHarness
 from tests.kafka.proxy import Proxy
-from tests.kafka.world import KafkaWorld
+from tests.kafka.world import KafkaWorld, await_
 
 pytestmark = pytest.mark.kafka
 
@@ -101,15 +105,40 @@ def test_told_to_stop_without_a_broker(
     fault: Callable[[Proxy], None], network: Proxy, world: KafkaWorld
 ) -> None:
     """confluent-kafka-python#1667: a client that cannot reach its broker hangs in close."""
-    load = Load(world)
-    process = world.process(TIMEOUTS, drain_s=DRAIN_S)
-    world.await_progress()
-    fault(network)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(DRAIN_S + 10) in (0, 1)
-    load.stop()
+    with Load(world):
+        process = world.process(TIMEOUTS, drain_s=DRAIN_S)
+        world.await_progress()
+        fault(network)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DRAIN_S + 10) in (0, 1)
     network.heal()
     world.process(TIMEOUTS)
     world.await_end()
     world.verify()
+
+
+@pytest.mark.parametrize("call", ["send_offsets", "commit", "abort"])
+def test_no_call_outlasts_its_time(call: str, network: Proxy, world: KafkaWorld) -> None:
+    """The client's own `send_offsets_to_transaction` does: it comes back after the transaction's
+    time-out, whatever time it was given."""
+    world.fill(10)
+    source = KafkaSource(world.settings("reader"), [world.input])
+    sink = KafkaSink(world.settings(transaction_timeout_ms=20_000))
+    joined: list[TopicPartition] = []
+    source.open(joined.extend, lambda partitions: None)
+    await_(lambda: bool(source.poll(10, 0.1) or joined), lambda: "no place in the group")
+    group, offsets = source.group_metadata(), {(world.input, 0): 1}
+    sink.init_transactions(10)
+    sink.begin()
+    sink.produce(OutputRecord(world.output, None, b"x", ()))
+    if call != "send_offsets":
+        sink.send_offsets(offsets, group, 10)
+    network.black_hole()
+    begun = time.monotonic()
+    with pytest.raises(BrokerError):
+        sink.send_offsets(offsets, group, 1) if call == "send_offsets" else getattr(sink, call)(1)
+    assert time.monotonic() - begun < 10
+    sink.close()
+    network.heal()
+    source.close()
