@@ -15,9 +15,10 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -29,6 +30,7 @@ VARIABLE = "KAFKA_TEST_ADDRESS"
 IMAGE = "apache/kafka:4.3.1"
 START_S = 90.0
 STOP_S = 30.0
+UNCHANGED: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
@@ -94,8 +96,12 @@ def _in_docker() -> Iterator[str]:
 class Cluster:
     """Nodes from Kafka's jars, numbered from 1, which can be stopped, killed and frozen."""
 
-    def __init__(self, count: int = 1) -> None:
-        """Raises `Unavailable`."""
+    def __init__(
+        self, count: int = 1, changes: Mapping[str, str] = UNCHANGED, *, transactions: bool = True
+    ) -> None:
+        """`changes` to the brokers' settings; without `transactions` it is not waited for them.
+
+        Raises `Unavailable`."""
         if not _java():
             raise Unavailable(
                 "a cluster that a test may harm is started from Apache Kafka's jars: install "
@@ -105,11 +111,12 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="kafka-"))
         self.nodes = {n: Node(n, self._folder) for n in range(1, count + 1)}
         try:
-            self._format()
+            self._format(changes)
             for number in self.nodes:
                 self.start(number)
             self.await_whole()
-            probe(self.address)
+            if transactions:
+                probe(self.address)
         except BaseException:
             self.close()
             raise
@@ -172,10 +179,10 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _format(self) -> None:
+    def _format(self, changes: Mapping[str, str]) -> None:
         word = str(uuid.uuid4())
         for node in self.nodes.values():
-            node.configure(list(self.nodes.values()))
+            node.configure(list(self.nodes.values()), changes)
         format_ = ["kafka.tools.StorageTool", "format", "-t", word, "-c"]
         started = [
             (node, node.java(*format_, f"{node.folder}/server.properties"))

@@ -10,18 +10,25 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 POM = Path(__file__).with_name("pom.xml")
 
 # A group need not wait for more members to come (testcontainers-java#1816), leaders move when a
-# test says so, and a node that is gone is missed within seconds.
+# test says so, a node or a member that is gone is missed within seconds, and so is compacted what
+# can be.
 BROKER = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "log.cleaner.backoff.ms": "500",
     "auto.create.topics.enable": "false",
     "auto.leader.rebalance.enable": "false",
     "broker.session.timeout.ms": "4000",
@@ -81,7 +88,7 @@ class Node:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def configure(self, nodes: list[Node]) -> None:
+    def configure(self, nodes: list[Node], changes: Mapping[str, str]) -> None:
         listeners = {
             "PLAINTEXT": f"localhost:{self.port}",
             "PROXIED": f"localhost:{self.behind_proxy}",
@@ -100,6 +107,7 @@ class Node:
             "advertised.listeners": ",".join(f"{name}://{at}" for name, at in advertised.items()),
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
             "log.dirs": f"{self.folder}/data",
+            **changes,
         }
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
         (self.folder / "server.properties").write_text(text)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from processor.broker.kafka import KafkaSink, KafkaSource
 from processor.core.batch import Budget
-from processor.core.pipeline import Pipeline
+from processor.core.pipeline import Pipeline, Scorer
 from processor.core.policy import load_policy
 from processor.kafka_settings import KafkaSettings
 from processor.runtime.telemetry import Counters
@@ -33,14 +33,17 @@ class KafkaWorld:
         folder: Path,
         partitions: int = 2,
         address: str | None = None,
+        source: str | None = None,
+        **policy: Any,
     ) -> None:
+        """`source`: an input topic that is there already; `policy`: changes to the usual one."""
         self.harness, self.folder, self.partitions = harness, folder, partitions
         self.address = address or harness.address
-        self.input = harness.topic(partitions)
+        self.input = source or harness.topic(partitions)
         self.output, self.dead = harness.topic(), harness.topic()
         self.group = harness.group()
         topics = {"input": self.input, "output": self.output, "dead_letter": self.dead}
-        write_policy(folder, topics=topics)
+        write_policy(folder, topics=topics, **policy)
         self.policy = load_policy(folder)
         self.given = 0
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -56,11 +59,22 @@ class KafkaWorld:
         values = {"bootstrap_servers": self.address} | changes
         return self.harness.settings(self.group, replica, **values)
 
-    def worker(self, replica: str = "0", sink: KafkaSink | None = None) -> Worker:
-        pipeline = Pipeline([self.policy], CharTokenizer(), SlowScorer(), Budget(200, 8))
-        settings = self.settings(replica)
-        source = KafkaSource(settings, [self.input])
-        return Worker(pipeline, source, sink or KafkaSink(settings), Counters())
+    def worker(
+        self,
+        replica: str = "0",
+        sink: KafkaSink | None = None,
+        source: KafkaSource | None = None,
+        scorer: Scorer | None = None,
+        changes: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Worker:
+        """With `changes` to the settings, and `options` of the worker."""
+        pipeline = Pipeline([self.policy], CharTokenizer(), scorer or SlowScorer(), Budget(200, 8))
+        settings = self.settings(replica, **changes or {})
+        source = source or KafkaSource(settings, [self.input])
+        options.setdefault("counters", Counters())
+        options.setdefault("publish_s", settings.publish_timeout_ms / 1000)
+        return Worker(pipeline, source, sink or KafkaSink(settings), **options)
 
     def start(self, worker: Worker) -> Running:
         running = in_thread(worker)
