@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -63,13 +64,12 @@ def verify(
         def show(topic: str, records: int) -> None:
             status.update(f"{topic}: {records:,} records read")
 
-        reader = KafkaReader(chosen.kafka, timeout, show)
-        for item in policies:
-            spec = item.spec
-            given = None if listed is None else listed[spec.topics.input]
-            verdicts[item.name] = audit(reader, spec, given, late, reported)
-            reported |= {spec.topics.output, spec.topics.dead_letter}
-        reader.close()
+        with closing(KafkaReader(chosen.kafka, timeout, show)) as reader:
+            for item in policies:
+                spec = item.spec
+                given = None if listed is None else listed[spec.topics.input]
+                verdicts[item.name] = audit(reader, spec, given, late, reported)
+                reported |= {spec.topics.output, spec.topics.dead_letter}
     _print(verdicts, json)
     if not all(verdict.clean for verdict in verdicts.values()):
         raise typer.Exit(1)
@@ -96,8 +96,8 @@ def _read_manifest(file: Path, policies: Sequence[Policy]) -> dict[str, InputLog
             entry = orjson.loads(line)
             topic, partition, offset = entry["topic"], entry["partition"], entry["offset"]
             if topic in logs:
-                tombstone = entry.get("tombstone", False) is True
-                logs[topic].append(Given(partition, offset, tombstone and topic in skips))
+                skipped = topic in skips and entry.get("tombstone") is True
+                logs[topic].append(Given(partition, offset, skipped))
         except (ValueError, LookupError, TypeError, OverflowError):
             remedy = "not a JSON object {topic, partition, offset}"
             raise ConfigError(str(file), f"line {number}", line, remedy) from None

@@ -90,7 +90,7 @@ def outcome_of(record: Record) -> Published:
         topic, partition, offset = event["topic"], event["partition"], event["offset"]
     except (ValueError, LookupError, TypeError):
         return _published(record, "", -1, -1, "foreign")
-    if not (isinstance(topic, str) and type(partition) is int and type(offset) is int):
+    if not (isinstance(topic, str) and _is_offset(partition) and _is_offset(offset)):
         return _published(record, "", -1, -1, "foreign")
     return _published(record, topic, partition, offset, kind)
 
@@ -126,6 +126,10 @@ def _statement(record: Record) -> tuple[Kind, bytes | None]:
     if TOMBSTONE_HEADER in headers:
         return "tombstone", headers[TOMBSTONE_HEADER]
     return "decided", record.value
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _published(record: Record, topic: str, partition: int, offset: int, kind: Kind) -> Published:

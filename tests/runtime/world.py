@@ -15,10 +15,10 @@ from processor.broker.memory import MemoryBroker
 from processor.broker.transaction import RecordSource
 from processor.core.batch import Budget, MicroBatch
 from processor.core.decision import Outcome, Scores
-from processor.core.encode import REJECTION_HEADER
 from processor.core.event import Record
 from processor.core.pipeline import Pipeline
 from processor.core.policy import Policy
+from processor.core.verify import Given, outcome_of, verify
 from processor.runtime.telemetry import Counters
 from processor.runtime.worker import Worker
 from tests.core.builders import CharTokenizer, LengthScorer, make_policy
@@ -113,23 +113,19 @@ def coordinates(record: Record) -> tuple[str, int, int]:
 
 def judged(record: Record) -> tuple[str, int, int]:
     """Which input record an output record is about."""
-    text = dict(record.headers).get(REJECTION_HEADER, record.value)
-    event = json.loads(text or b"")["event"]
-    return event["topic"], event["partition"], event["offset"]
+    found = outcome_of(record)
+    return found.input_topic, found.input_partition, found.input_offset
 
 
 def judge(given: list[Record], decisions: list[Record], dead: list[Record]) -> None:
     """Each input record has exactly one outcome, and outcomes keep their inputs' order."""
-    found = Counter(judged(record) for record in [*decisions, *dead])
-    wanted = Counter(coordinates(record) for record in given)
-    assert found - wanted == Counter(), "more than one outcome, or one for nothing"
-    assert wanted - found == Counter(), "no outcome"
-    last: dict[tuple[Any, ...], int] = {}
-    for record in [*decisions, *dead]:
-        topic, partition, offset = judged(record)
-        lane = (record.topic, record.partition, topic, partition)
-        assert last.get(lane, -1) < offset, "out of order"
-        last[lane] = offset
+    outcomes = [outcome_of(record) for record in [*decisions, *dead]]
+    for topic in {r.topic for r in given} | {o.input_topic for o in outcomes}:
+        inputs = [Given(r.partition, r.offset) for r in given if r.topic == topic]
+        ends = {item.partition: (0, item.offset + 1) for item in inputs}
+        committed = {partition: end for partition, (_, end) in ends.items()}
+        found = verify(topic, inputs, outcomes, committed, ends)
+        assert found.clean, "\n".join(found.findings)
     values = {coordinates(record): record.value for record in given}
     assert all(record.value == values[judged(record)] for record in dead)
 
