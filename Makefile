@@ -7,12 +7,14 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 TORCH_BACKEND ?=
+SOAK ?=
+RATES ?=
 STAMP := .venv/ready$(addprefix -,$(TORCH_BACKEND))
 NEW_ENOUGH := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help env demo test test-slow test-all lint lock schemas clean
+.PHONY: help env demo test test-slow test-all soak rates lint lock schemas clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -29,6 +31,12 @@ test-slow: $(STAMP) ## the tests that need Kafka, the model or minutes
 	$(BIN)/pytest -m '(kafka or slow) and not gpu'
 
 test-all: test test-slow ## all tests but those that need a GPU
+
+soak: $(STAMP) ## faults at random on real Kafka for 20 minutes; SOAK="--seed 1" repeats a plan
+	$(BIN)/python -m tests.kafka.soak $(SOAK)
+
+rates: $(STAMP) ## records per second and latency on real Kafka, without and with the model
+	$(BIN)/python -m tests.kafka.rates --engine 48 $(RATES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

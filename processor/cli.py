@@ -7,6 +7,7 @@ is wrong and nothing was started; 3 the event was rejected (`score`) or a policy
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from dataclasses import asdict, replace
@@ -142,6 +143,8 @@ def run(settings: SettingsFile = None) -> None:
         f"ready: {', '.join(p.name for p in loaded)}; {chosen.model.source}, {note}",
         highlight=False,
     )
+    gc.collect()
+    gc.freeze()  # what was loaded stays: no collection has to go through a million objects again
     watchdog = Watchdog(worker.hangs)
     watchdog.start()
     worker.run()

@@ -91,6 +91,9 @@ def transactional_config(settings: KafkaSettings, limits: Collection[int] = ()) 
     return {
         "batch.size": min(least, BATCH_BYTES),
         "message.max.bytes": min(most + 65_536, 1_000_000_000),
+        # A call that waits for a request does so for this time, whatever limit it was given: by
+        # default about the transaction's own time-out (measured: 30 s with a limit of 1 s).
+        "socket.timeout.ms": max(10, settings.publish_timeout_ms),
         **producer_config(settings),
         "transactional.id": settings.transactional_id,
         "transaction.timeout.ms": settings.transaction_timeout_ms,
