@@ -66,7 +66,7 @@ class KafkaSource:
         admin = KafkaAdmin(settings)
         self._ends = EndOffsets(admin.offsets)
         self._positions = Positions()
-        asks = ClientPartition, self.committed, admin.offsets
+        asks = ClientPartition, self.committed, admin.offsets, admin.topics
         self._placement = Placement(settings, self._consumer, self._positions, *asks)
         self._failure: BrokerError | None = None  # of a callback
         self._callbacks: tuple[OnPartitions, OnPartitions] | None = None
@@ -150,7 +150,7 @@ class KafkaSource:
         added = [(p.topic, p.partition) for p in partitions]
         starts: dict[TopicPartition, int] = {}
         try:
-            starts = self._placement.starts(added)
+            starts = {} if self._closed else self._placement.starts(added)
         except BrokerError as error:  # nothing may be raised through the client
             self._failure = error
         consumer.incremental_assign([ClientPartition(*p, starts.get(p, STORED)) for p in added])
@@ -263,10 +263,10 @@ class KafkaAdmin:
     def __init__(self, settings: KafkaSettings) -> None:
         self._client = AdminClient(client_config(settings), logger=logger)
 
-    def topics(self, timeout_s: float) -> tuple[dict[str, int], list[str]]:
-        """Number of partitions by topic; ids of the brokers."""
+    def topics(self, timeout_s: float, *one: str) -> tuple[dict[str, int], list[str]]:
+        """Number of partitions by topic, of all or of one; ids of the brokers."""
         with reporting("list_topics"):
-            found = self._client.list_topics(timeout=timeout_s)
+            found = self._client.list_topics(*one, timeout=timeout_s)
         topics = {name: len(topic.partitions) for name, topic in found.topics.items()}
         return topics, [str(number) for number in found.brokers]
 

@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 class Placement:
     """`consumer` is the client's, `partition` makes its form of a topic's partition, with an
-    offset or a time; `committed` is `RecordSource.committed`, `ask` asks for ends."""
+    offset or a time; `committed` is `RecordSource.committed`, `ask` asks for ends, `topics` for
+    numbers of partitions.
+
+    Inside a callback the consumer's own `list_topics` is not to be called: the next callback of
+    the same poll would then abort the process (confluent-kafka 2.16.1, `CallState_get`)."""
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Placement:
         partition: Callable[..., Any],
         committed: Callable[..., dict[TopicPartition, int | None]],
         ask: Ask,
+        topics: Callable[..., tuple[dict[str, int], list[str]]],
     ) -> None:
         self._settings = settings
         self._consumer = consumer
@@ -43,6 +48,7 @@ class Placement:
         self._partition = partition
         self._committed = committed
         self._bounds = partial(bounds, ask)
+        self._topics = topics
         self._seek_deadline = 0.0
         self._join_deadline: float | None = None
         if settings.group_protocol == "consumer":
@@ -119,9 +125,9 @@ class Placement:
 
     def _siblings(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """All partitions of their topics: a new one of an old topic is told by them."""
-        topics = sorted({topic for topic, _ in partitions})
-        found = {t: self._ask("list_topics", t, LOOK_UP_S).topics[t].partitions for t in topics}
-        return [*{*partitions, *((t, n) for t, numbers in found.items() for n in numbers)}]
+        topics = {topic for topic, _ in partitions}
+        counts = {topic: self._topics(LOOK_UP_S, topic)[0].get(topic, 0) for topic in topics}
+        return [*{*partitions, *((t, n) for t, count in counts.items() for n in range(count))}]
 
     def _start(self, partition: TopicPartition, found: Found) -> int:
         policy, first = self._settings.auto_offset_reset, self._settings.first_start

@@ -117,9 +117,8 @@ class Client:
             Partition(p.topic, p.partition, self.stored.get(p.partition, -1001)) for p in partitions
         ]
 
-    def list_topics(self, topic: str, _timeout: float) -> Any:
-        inner = type("T", (), {"partitions": {0: None, 1: None}})
-        return type("M", (), {"topics": {topic: inner}})
+    def topics(self, _timeout: float, topic: str) -> tuple[dict[str, int], list[str]]:
+        return {topic: 2}, ["1"]
 
     def offsets(self, partitions: list[TopicPartition], which: str) -> dict[Any, Any]:
         offset = self.bounds[0] if which == "first" else self.bounds[1]
