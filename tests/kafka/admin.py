@@ -23,12 +23,9 @@ class Operator:
         self.address = harness.address
         self._client = AdminClient({"bootstrap.servers": harness.address})
 
-    def configure(self, kind: str, name: str, **changes: object) -> None:
-        """A double underscore stands for a dot."""
+    def configure(self, kind: str, name: str, changes: dict[str, object]) -> None:
         entries = [
-            ConfigEntry(
-                key.replace("__", "."), str(value), incremental_operation=AlterConfigOpType.SET
-            )
+            ConfigEntry(key, str(value), incremental_operation=AlterConfigOpType.SET)
             for key, value in changes.items()
         ]
         resource = ConfigResource(ResourceType[kind.upper()], name, incremental_configs=entries)

@@ -146,7 +146,7 @@ def test_a30_the_older_of_two_with_one_identity_ends(world: KafkaWorld) -> None:
 
 def test_a31_killed_under_the_other_protocol(world: KafkaWorld) -> None:
     """A dynamic member: its partitions come back once its session has ended."""
-    Operator(world.harness).configure("group", world.group, consumer__session__timeout__ms=6000)
+    Operator(world.harness).configure("group", world.group, {"consumer.session.timeout.ms": 6000})
     world.fill(200)
     first = world.process(CONSUMER, failpoint=("send_offsets", 2))
     assert first.wait(PATIENCE_S) == -signal.SIGKILL
