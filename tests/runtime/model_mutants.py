@@ -13,6 +13,7 @@ from processor.broker import transaction
 from processor.broker.memory import MemoryBroker
 from processor.broker.memory_group import Group
 from processor.broker.memory_sink import MemorySink
+from processor.broker.memory_source import MemorySource
 from processor.broker.transaction import (
     Offsets,
     State,
@@ -244,6 +245,21 @@ def results_of_an_ended_lane() -> list[Patch]:
     return [patch.object(Ledger, "assign", assign), patch.object(Ledger, "revoke", revoke)]
 
 
+def predecessor_is_not_ended() -> list[Patch]:
+    """A new producer that fences the old one and leaves its transaction open: readers wait."""
+
+    def init(self: MemoryBroker, transactional_id: str) -> int:
+        self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
+        return self._epochs[transactional_id]
+
+    return [patch.object(MemoryBroker, "init_transactions", init)]
+
+
+def never_resumed() -> list[Patch]:
+    """What was paused once stays so (confluent-kafka-go#193)."""
+    return [patch.object(MemorySource, "resume", lambda *_: None)]
+
+
 MUTANTS = [
     no_rewind,
     no_rewind_but_guarded,
@@ -264,4 +280,6 @@ MUTANTS = [
     last_offset_for_the_next,
     rejections_overtake,
     results_of_an_ended_lane,
+    predecessor_is_not_ended,
+    never_resumed,
 ]
