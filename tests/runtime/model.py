@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -97,8 +98,8 @@ class Model(RuleBasedStateMachine):
         self._end(self.foreign.pop(which % len(self.foreign)), committed)
 
     def _end(self, foreign: Foreign, committed: bool) -> None:
-        state = "committed" if committed else "aborted"
-        self.broker.end_transaction(foreign.id, foreign.epoch, state)
+        end = partial(self.broker.end_transaction, foreign.id, foreign.epoch)
+        end("committed" if committed else "aborted")
 
     # Workers at work
 
@@ -248,6 +249,8 @@ class Model(RuleBasedStateMachine):
         while self.foreign:
             self._end(self.foreign.pop(), committed=True)
         self._end_zombies()
+        for name in NAMES:  # an idle worker does not hear of what a twin has left open
+            self.broker.time_out(f"id-{name}")
         for _ in range(PATIENCE):
             if self._drained():
                 break
@@ -264,14 +267,13 @@ class Model(RuleBasedStateMachine):
             assert set(told.values()) <= {1}, f"model: told twice, {told.most_common(1)}"
 
     def _end_zombies(self) -> None:
-        """Of each name only the last process stays; who is gone is noticed by the broker."""
+        """Of each name only the last process stays; the broker notices who is gone."""
         last = {runner.name: runner for runner in self._living()}
-        for runner in self.runners:
-            if runner is not last.get(runner.name):
+        for runner in self._living():
+            if runner is not last[runner.name]:
                 runner.kill()
-        for name in NAMES:
-            if name not in last:
-                self.broker.time_out(f"id-{name}")
+        for name in set(NAMES) - last.keys():
+            self.broker.time_out(f"id-{name}")
         members = {runner.worker._source.group_metadata().member for runner in last.values()}
         for member in set(self.broker.group(GROUP).members) - members:
             self.broker.expel_id(GROUP, member)
