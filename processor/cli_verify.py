@@ -95,13 +95,19 @@ def _read_manifest(file: Path, policies: Sequence[Policy]) -> dict[str, InputLog
         try:
             entry = orjson.loads(line)
             topic, partition, offset = entry["topic"], entry["partition"], entry["offset"]
+            if not _is_place(partition, offset):
+                raise ValueError
             if topic in logs:
                 skipped = topic in skips and entry.get("tombstone") is True
                 logs[topic].append(Given(partition, offset, skipped))
-        except (ValueError, LookupError, TypeError, OverflowError):
+        except (ValueError, LookupError, TypeError):
             remedy = "not a JSON object {topic, partition, offset}"
             raise ConfigError(str(file), f"line {number}", line, remedy) from None
     return logs
+
+
+def _is_place(*numbers: object) -> bool:
+    return all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
 
 def summary(verdicts: Mapping[str, Verdict]) -> dict[str, int | bool]:

@@ -220,6 +220,8 @@ def test_a_group_at_work_raises_no_alarm() -> None:
         assert figures(found) == (0, 0, 0)
         assert not found.committed
         assert (found.decided, found.waiting) == (seen, 10 - seen)
+    at_the_end = run.plant(outcomes=run.outcomes[:6], after={0: 10}).verify()
+    assert not at_the_end.committed  # as long as some outcomes have not been seen
     torn = run.plant(outcomes=run.outcomes[:8]).verify()
     assert figures(torn) == (0, 1, 0)
     lost = run.plant(outcomes=run.outcomes[:3]).verify()
