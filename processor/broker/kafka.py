@@ -29,16 +29,10 @@ from processor.broker.kafka_ends import EndOffsets, Which
 from processor.broker.kafka_errors import is_record
 from processor.broker.kafka_placement import Placement
 from processor.broker.kafka_positions import Positions
-from processor.broker.transaction import (
-    Ends,
-    GroupMetadata,
-    Offsets,
-    OnPartitions,
-    TopicPartition,
-)
+from processor.broker.transaction import Ends, GroupMetadata, Offsets, OnPartitions, TopicPartition
 from processor.core.encode import OutputRecord
 from processor.core.event import Record
-from processor.errors import BrokerError, ExitProcess, RetryCall, ShrinkOutput
+from processor.errors import BrokerError, ExitProcess, RebuildProducer, RetryCall, ShrinkOutput
 from processor.kafka_settings import KafkaSettings
 
 STORED = -1000  # the client looks its committed offset up, as it would by itself
@@ -122,9 +116,8 @@ class KafkaSource:
     ) -> dict[TopicPartition, int | None]:
         with reporting("committed"):
             found = self._consumer.committed(_client_partitions(partitions), timeout_s)
-            for answer in found:
-                if answer.error is not None:
-                    raise KafkaException(answer.error)
+            if failed := [answer.error for answer in found if answer.error is not None]:
+                raise KafkaException(failed[0])
         return {(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in found}
 
     def seek(self, offsets: Offsets) -> None:
@@ -191,6 +184,7 @@ class KafkaSink:
     def __init__(self, settings: KafkaSettings, limits: Mapping[str, int] | None = None) -> None:
         self._settings = settings
         self._limits = limits or {}
+        self._alone = False  # each record in a batch of its own
         self._open: Producer | None = self._build()
 
     @property
@@ -227,7 +221,13 @@ class KafkaSink:
         self._call("send_offsets", send, positions, group.handle, timeout_s)
 
     def commit(self, timeout_s: float) -> None:
-        self._call("commit_transaction", self._producer.commit_transaction, timeout_s)
+        try:
+            self._call("commit_transaction", self._producer.commit_transaction, timeout_s)
+        except ShrinkOutput as error:
+            if self._alone or "with 1 message(s)" in str(error):
+                raise
+            self._alone = True  # a batch was refused: its records may well fit one by one
+            raise RebuildProducer(str(error)) from error
 
     def abort(self, timeout_s: float) -> None:
         self._call("abort_transaction", self._producer.abort_transaction, timeout_s)
@@ -244,7 +244,8 @@ class KafkaSink:
             self._open = None  # the last reference: its threads and connections end with it
 
     def _build(self) -> Producer:
-        return Producer(transactional_config(self._settings, self._limits.values()), logger=logger)
+        config = transactional_config(self._settings, self._limits.values(), self._alone)
+        return Producer(config, logger=logger)
 
     def _produce(self, record: OutputRecord) -> None:
         headers: Any = list(record.headers)
@@ -280,9 +281,7 @@ class KafkaAdmin:
 
     def offsets(self, partitions: Collection[TopicPartition], which: Which) -> dict[Any, Any]:
         """Futures of offsets, by the client's partitions."""
-        level = (
-            IsolationLevel.READ_UNCOMMITTED if which == "last" else IsolationLevel.READ_COMMITTED
-        )
+        level = IsolationLevel["READ_UNCOMMITTED" if which == "last" else "READ_COMMITTED"]
         make: Any = OffsetSpec.earliest if which == "first" else OffsetSpec.latest
         wanted = dict.fromkeys(_client_partitions(partitions), make())
         return self._client.list_offsets(wanted, isolation_level=level, request_timeout=5.0)

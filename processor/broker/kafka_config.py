@@ -84,12 +84,15 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
     }
 
 
-def transactional_config(settings: KafkaSettings, limits: Collection[int] = ()) -> dict[str, Any]:
+def transactional_config(
+    settings: KafkaSettings, limits: Collection[int] = (), alone: bool = False
+) -> dict[str, Any]:
     """`limits`: what the topics take. The client must let the largest record through, and its
-    batches must fit the topic that takes the least: it does not split a batch that is refused."""
+    batches must fit the topic that takes the least: it does not split a batch that is refused.
+    `alone`: no record shares a batch, for limits that are not known."""
     least, most = min(limits, default=BATCH_BYTES), max(limits, default=DEFAULT_MAX_BYTES)
     return {
-        "batch.size": min(least, BATCH_BYTES),
+        "batch.size": 1 if alone else min(least, BATCH_BYTES),
         "message.max.bytes": min(most + 65_536, 1_000_000_000),
         # A call that waits for a request does so for this time, whatever limit it was given: by
         # default about the transaction's own time-out (measured: 30 s with a limit of 1 s).

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
@@ -23,7 +25,7 @@ class Operator:
         self.address = harness.address
         self._client = AdminClient({"bootstrap.servers": harness.address})
 
-    def configure(self, kind: str, name: str, changes: dict[str, object]) -> None:
+    def configure(self, kind: str, name: str, changes: Mapping[str, object]) -> None:
         entries = [
             ConfigEntry(key, str(value), incremental_operation=AlterConfigOpType.SET)
             for key, value in changes.items()
@@ -54,8 +56,15 @@ class Operator:
             time.sleep(0.05)
 
     def group_state(self, group: str) -> str:
+        return str(self._describe(group).state.name)
+
+    def members(self, group: str) -> int:
+        """How many have partitions."""
+        return sum(bool(m.assignment.topic_partitions) for m in self._describe(group).members)
+
+    def _describe(self, group: str) -> Any:
         [future] = self._client.describe_consumer_groups([group]).values()
-        return str(future.result(CALL_S).state.name)
+        return future.result(CALL_S)
 
     def _wait(self, futures: dict[Any, Any]) -> None:
         for future in futures.values():
@@ -91,3 +100,10 @@ class Upstream:
     def abort(self) -> None:
         self.flush()  # what never left the client would leave nothing to abort
         self._producer.abort_transaction(CALL_S)
+
+
+def memory(process: int, name: str) -> int:
+    """Of a process, in MiB: VmRSS or VmHWM, its peak."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(name)]
+    return int(line.split()[1]) // 1024

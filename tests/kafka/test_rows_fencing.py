@@ -12,6 +12,7 @@ import pytest
 
 from processor.errors import AbortAndRewind, BrokerError, RebuildProducer
 from tests.kafka.admin import Operator
+from tests.kafka.conftest import Worlds
 from tests.kafka.harness import KafkaHarness
 from tests.kafka.members import (
     CONSUMER,
@@ -162,10 +163,10 @@ def test_a31_killed_under_the_other_protocol(world: KafkaWorld) -> None:
 
 
 def test_a35_two_groups_on_one_topic_do_not_fence_each_other(
-    world: KafkaWorld, tmp_path: Path
+    world: KafkaWorld, worlds: Worlds
 ) -> None:
     """faust#367: two releases with default values share an id and end each other for ever."""
-    other = KafkaWorld(world.harness, tmp_path / "other", source=world.input)
+    other = worlds(source=world.input)
     world.fill(300)
     both = [one.start(one.worker()) for one in (world, other)]
     world.await_all()

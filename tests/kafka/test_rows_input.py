@@ -17,6 +17,7 @@ from processor.errors import ExitProcess
 from processor.runtime import progress
 from processor.runtime.telemetry import Lag
 from tests.kafka.admin import Operator, Upstream
+from tests.kafka.conftest import Worlds
 from tests.kafka.harness import KafkaHarness
 from tests.kafka.world import KafkaWorld, await_
 from tests.runtime.world import GatedScorer, Running, event, in_thread, inputs, judge
@@ -33,10 +34,8 @@ def world(harness: KafkaHarness, tmp_path: Path) -> Iterator[KafkaWorld]:
 
 
 @pytest.fixture
-def single(harness: KafkaHarness, tmp_path: Path) -> Iterator[KafkaWorld]:
-    world = KafkaWorld(harness, tmp_path, partitions=1)
-    yield world
-    world.close()
+def single(worlds: Worlds) -> KafkaWorld:
+    return worlds(partitions=1)
 
 
 @pytest.fixture
@@ -76,11 +75,11 @@ def drain(world: KafkaWorld, **changes: object) -> Running:
 
 @pytest.mark.usefixtures("_soon")
 def test_b26_the_lag_of_a_drained_transactional_input_is_0(
-    harness: KafkaHarness, tmp_path: Path
+    harness: KafkaHarness, worlds: Worlds
 ) -> None:
     """spring-kafka#1587: stuck at 1, for the last offset is a marker. One partition ends with a
     commit, one holds nothing but aborted records, one is empty."""
-    world = KafkaWorld(harness, tmp_path, partitions=3)
+    world = worlds(partitions=3)
     upstream = Upstream(harness)
     for partition, end in ((0, upstream.commit), (1, upstream.abort)):
         upstream.begin()

@@ -14,6 +14,7 @@ import pytest
 from processor.broker.kafka import KafkaSource
 from processor.runtime.worker import IN_FLIGHT
 from tests.kafka.admin import Operator
+from tests.kafka.conftest import Worlds
 from tests.kafka.faults import Load
 from tests.kafka.harness import KafkaHarness
 from tests.kafka.members import CONSUMER, DYNAMIC, WatchedSource
@@ -126,9 +127,9 @@ def test_a19_scoring_takes_longer_than_the_poll_interval(
     assert len(scorer.batches) == 1
 
 
-def test_a22_one_of_three_stops(harness: KafkaHarness, tmp_path: Path) -> None:
+def test_a22_one_of_three_stops(worlds: Worlds) -> None:
     """librdkafka#3306: rounds and rounds of revocations, and partitions that nobody reads."""
-    world = KafkaWorld(harness, tmp_path, partitions=6)
+    world = worlds(partitions=6)
     started = [start(world, str(n)) for n in range(3)]
     sources = [source for source, _ in started]
     with Load(world):
@@ -150,10 +151,10 @@ def test_a22_one_of_three_stops(harness: KafkaHarness, tmp_path: Path) -> None:
     world.verify()
 
 
-def test_a23_a_first_start_at_a_time(harness: KafkaHarness, tmp_path: Path) -> None:
+def test_a23_a_first_start_at_a_time(harness: KafkaHarness, worlds: Worlds) -> None:
     """confluent-kafka-python#1669: seeks in the callback of a cooperative assignment. One
     partition has records before and after, one before only, one none at all."""
-    world = KafkaWorld(harness, tmp_path, partitions=3)
+    world = worlds(partitions=3)
     for partition in (0, 1):
         for n in range(10):
             harness.append_later(world.input, partition, b"early", b'{"id": %d}' % n)
