@@ -38,6 +38,7 @@ WORKERS = 3
 PER_BURST = 4500  # events: two micro-batches of 750 for each worker
 AT_WORK_S = 4.0  # how long a burst keeps the workers busy
 DRAIN_S = 180.0
+FAULTS = ("lost", "doubled", "reordered")
 KINDS = ("kill", "failpoint", "freeze", "term", "hijack", "broker_kill", "broker_stop")
 WEIGHTS = (30, 25, 12, 8, 10, 8, 7)
 
@@ -118,14 +119,16 @@ class Soak:
         self.cluster.mend()
 
     def verify(self) -> dict[str, Any]:
-        """`processor verify` over what was acknowledged, once the group has come to the end."""
+        """`processor verify` over what was acknowledged, once the group has come to the end; and
+        over what the input topic holds, so that an outcome of an aborted record would be seen."""
         self.feed.write_manifest(self.folder / "manifest.jsonl")
+        manifest = "--manifest", str(self.folder / "manifest.jsonl")
         deadline = time.monotonic() + DRAIN_S
-        while not (found := self._verdict())["committed"] and time.monotonic() < deadline:
+        while not (found := self._verdict(*manifest))["committed"] and time.monotonic() < deadline:
             time.sleep(2)
         for keeper in self.keepers:
             keeper.stop()
-        return found
+        return found | {"by_topic": self._verdict()}
 
     def figures(self) -> dict[str, Any]:
         lives = [life for keeper in self.keepers for life in keeper.lives]
@@ -198,13 +201,12 @@ class Soak:
             return None
         return seconds
 
-    def _verdict(self) -> dict[str, Any]:
+    def _verdict(self, *options: str) -> dict[str, Any]:
         file = self.folder / "settings.yaml"
         settings = {"policies": ["policy"], "kafka": self.settings(0)}
         file.write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "processor.cli", "verify", str(file), "--json"]
-        manifest = ["--manifest", str(self.folder / "manifest.jsonl")]
-        done = subprocess.run([*command, *manifest], cwd=ROOT, capture_output=True, check=False)
+        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, check=False)
         if not done.stdout:
             raise RuntimeError(done.stderr.decode()[-2000:])
         verdict: dict[str, Any] = json.loads(done.stdout)
@@ -222,7 +224,13 @@ def main() -> None:
     print(f"seed {seed}", file=sys.stderr)
     result = soak(seed, chosen.events, chosen.seconds, chosen.keep)
     print(json.dumps(result, indent=2))
-    sys.exit(bool(result["lost"] or result["doubled"] or result["reordered"]))
+    sys.exit(not is_clean(result))
+
+
+def is_clean(result: dict[str, Any]) -> bool:
+    by_topic = result["by_topic"]
+    faults = [found[key] for found in (result, by_topic) for key in FAULTS]
+    return not any(faults) and result["committed"] and by_topic["input"] == result["input"]
 
 
 def soak(seed: int, events: int, seconds: float, keep: Path | None = None) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kafka.cluster import Unavailable
-from tests.kafka.soak import KINDS, WORKERS, plan, soak
+from tests.kafka.node import Unavailable
+from tests.kafka.soak import KINDS, WORKERS, is_clean, plan, soak
 
 EVENTS, SECONDS = 13_500, 60.0
 
@@ -19,9 +19,7 @@ def test_a_minute_of_random_faults(tmp_path: Path) -> None:
         found = soak(seed=7, events=EVENTS, seconds=SECONDS, keep=tmp_path)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    print(found)
-    assert (found["lost"], found["doubled"], found["reordered"]) == (0, 0, 0)
-    assert found["committed"]
+    assert is_clean(found), found
     assert found["decided"] + found["rejected"] == found["input"] == EVENTS
     assert min(found["kills_of_each"]) >= 3
 
