@@ -179,6 +179,28 @@ def test_every_reason_of_decoding_is_in_the_table() -> None:
     assert {reason for reason, _ in REJECTED} == REASONS - elsewhere - {"output_too_large"}
 
 
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999"])
+def test_c6_numbers_that_are_not_finite(number: bytes) -> None:
+    """What other readers let in, and write as null then."""
+    assert reason_of(b'{"amount":%s}' % number) == "not_finite"
+
+
+@pytest.mark.parametrize("number", [b"18446744073709551616", b"9" * 5000, b"-" + b"9" * 19])
+def test_c7_integers_beyond_64_bits(number: bytes) -> None:
+    """What other readers round to a double in silence."""
+    assert reason_of(b'{"id":%s}' % number) == "out_of_range"
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 200_000])
+def test_c8_nesting_that_exhausts_a_stack(depth: int) -> None:
+    assert reason_of(nested(depth)) == "too_deep"
+
+
+def test_c9_equal_keys_are_not_decided_on_in_silence() -> None:
+    assert reason_of(b'{"amount":1,"amount":99999}') == "duplicate_key"
+    assert reason_of(b'{"a":{"b":1,"\\u0062":2}}') == "duplicate_key"
+
+
 def test_the_size_limit_is_inclusive() -> None:
     assert decode_value(b'{"a":1}', 7) == {"a": 1}
     assert reason_of(b'{"a":1} ', 7) == "too_large"
