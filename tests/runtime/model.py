@@ -101,6 +101,12 @@ class Model(RuleBasedStateMachine):
         end = partial(self.broker.end_transaction, foreign.id, foreign.epoch)
         end("committed" if committed else "aborted")
 
+    @rule(partition=small)
+    def retention(self, partition: int) -> None:
+        """What has been dealt with may be deleted at any time."""
+        where = ("in", partition % self.partitions)
+        self.broker.delete_records(*where, self.broker.committed(GROUP, *where) or 0)
+
     # Workers at work
 
     @rule(which=small, rounds=st.sampled_from(range(1, 5)))
@@ -252,16 +258,16 @@ class Model(RuleBasedStateMachine):
         for name in NAMES:  # an idle worker does not hear of what a twin has left open
             self.broker.time_out(f"id-{name}")
         for _ in range(PATIENCE):
-            if self._drained():
+            if self.observer.drained():
                 break
             self.clock.advance(1.1)
             for runner in self._living() or [self._start("a")]:
                 runner.round()
             self._end_zombies()
             self.observer.check()
-        assert self._drained(), "model: no end"
+        assert self.observer.drained(), "model: no end"
         self.observer.check()
-        judge(self.broker.read("in"), self.broker.read("out"), self.broker.read("dead"))
+        judge([*self.observer.records("in")], self.broker.read("out"), self.broker.read("dead"))
         for runner in self.runners:
             told = Counter(coordinates(record) for record in runner.accounted)
             assert set(told.values()) <= {1}, f"model: told twice, {told.most_common(1)}"
@@ -277,12 +283,6 @@ class Model(RuleBasedStateMachine):
         members = {runner.worker._source.group_metadata().member for runner in last.values()}
         for member in set(self.broker.group(GROUP).members) - members:
             self.broker.expel_id(GROUP, member)
-
-    def _drained(self) -> bool:
-        return all(
-            (self.broker.committed(GROUP, "in", p) or 0) == self.broker.end_offset("in", p)
-            for p in range(self.partitions)
-        ) and not any(self.broker.unstable(GROUP, ("in", p)) for p in range(self.partitions))
 
     # Help
 

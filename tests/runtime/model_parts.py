@@ -235,10 +235,10 @@ class Observer:
         if self._version == self._broker.version:
             return
         self._version = self._broker.version
-        given = {coordinates(record) for record in self._records("in")}
+        given = {coordinates(record) for record in self.records("in")}
         found: set[tuple[str, int, int]] = set()
         last: dict[tuple[TopicPartition, int], int] = {}
-        for record in [*self._records("out"), *self._records("dead")]:
+        for record in [*self.records("out"), *self.records("dead")]:
             about = self._outcome_of(record)
             assert about in given, f"model: an outcome for nothing, {about}"
             assert about not in found, f"model: two outcomes for {about}"
@@ -263,7 +263,15 @@ class Observer:
             self._about[where] = judged(record)
         return self._about[where]
 
-    def _records(self, topic: str) -> Iterator[Record]:
+    def drained(self) -> bool:
+        partitions = self._broker.partitions(["in"])
+        return all(
+            (self._broker.committed(GROUP, *p) or 0) == self._broker.end_offset(*p)
+            for p in partitions
+        ) and not any(self._broker.unstable(GROUP, p) for p in partitions)
+
+    def records(self, topic: str) -> Iterator[Record]:
+        """All that are committed, deleted ones too."""
         for _, partition in self._broker.partitions([topic]):
             yield from committed_records(self._broker.log(topic, partition))
 
