@@ -137,7 +137,9 @@ class KafkaReader:
         if not left:
             return
         first = self.offsets(left, "first")
-        self._consumer.assign([client_partition(*p, offset) for p, offset in first.items()])
+        self._consumer.incremental_assign(
+            [client_partition(*p, offset) for p, offset in first.items()]
+        )
         counts: dict[str, int] = {}
         heard = time.monotonic()
         while left:
@@ -167,7 +169,9 @@ class KafkaReader:
         name = "" if error is None else error.name()
         if name == OUT_OF_RANGE:  # deleted while we read: go on with what is there
             [first] = self.offsets([partition], "first").values()
-            self._consumer.seek(client_partition(*partition, first))
+            # The client has stopped this partition, and would refuse a seek.
+            self._consumer.incremental_unassign([client_partition(*partition)])
+            self._consumer.incremental_assign([client_partition(*partition, first)])
             return None
         if name not in ("", AT_END) and not is_record(message):
             return None
