@@ -36,6 +36,7 @@ from processor.errors import BrokerError, ExitProcess, RebuildProducer, RetryCal
 from processor.kafka_settings import KafkaSettings
 
 STORED = -1000  # the client looks its committed offset up, as it would by itself
+COMMIT_SLICE_S = 1.0  # a record that was refused stops all others: only the next call says so
 AT_END, ASKS_FOR_START = NEWS = ("_PARTITION_EOF", "_AUTO_OFFSET_RESET")
 
 client_partition = ClientPartition  # for `kafka_reader`, which may not import the client
@@ -221,8 +222,9 @@ class KafkaSink:
         self._call("send_offsets", send, positions, group.handle, timeout_s)
 
     def commit(self, timeout_s: float) -> None:
+        slice_s = min(timeout_s, COMMIT_SLICE_S)
         try:
-            self._call("commit_transaction", self._producer.commit_transaction, timeout_s)
+            self._call("commit_transaction", self._producer.commit_transaction, slice_s)
         except ShrinkOutput as error:
             if self._alone or "with 1 message(s)" in str(error):
                 raise
