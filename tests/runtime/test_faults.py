@@ -164,13 +164,14 @@ def test_a14_expelled_while_the_model_works_and_another_takes_over(world: World)
 
 
 def test_two_workers_share_the_group_and_one_leaves(world: World) -> None:
-    world.fill(200)
-    first = world.start(world.worker("a", SlowScorer(), static=False))
+    world.fill(400)
+    slow = SlowScorer(seconds=0.02)  # its share lasts until the other has joined
+    first = world.start(world.worker("a", slow, static=False))
     await_(lambda: len(world.broker.read("out")) > 10)
     second_counters = Counters()
     second = world.start(world.worker("b", SlowScorer(), static=False, counters=second_counters))
     await_(lambda: second_counters.snapshot().decisions > 10)
-    assert not world.done()
+    slow.seconds = 0.002
     world.fill(200)
     first.stop()
     await_(world.done)
