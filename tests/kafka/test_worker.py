@@ -1,4 +1,5 @@
-"""The worker on Apache Kafka: end to end, killed, fenced, rebalanced, rewound."""
+"""The worker on Apache Kafka: end to end, killed, fenced, rebalanced, rewound. Some names begin
+with the row of public failures that a test stands for; docs/delivery.md lists them."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from tests.kafka.world import PATIENCE_S, KafkaWorld
 from tests.runtime.world import inputs
 
 pytestmark = pytest.mark.kafka
+
+REWINDS = 200
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_little_load_is_not_kept_waiting(world: KafkaWorld) -> None:
         ("commit_transaction", 2),
     ],
 )
-def test_killed_and_restarted(world: KafkaWorld, failpoint: tuple[str, int]) -> None:
+def test_a1_killed_and_restarted(world: KafkaWorld, failpoint: tuple[str, int]) -> None:
     """confluent-kafka-go#1093: killed between sending offsets and the commit, above all."""
     world.fill(200)
     first = world.process(failpoint=failpoint)
@@ -81,7 +84,7 @@ def test_killed_and_restarted(world: KafkaWorld, failpoint: tuple[str, int]) -> 
     world.verify()
 
 
-def test_killed_from_outside_again_and_again(world: KafkaWorld) -> None:
+def test_a1_killed_from_outside_again_and_again(world: KafkaWorld) -> None:
     world.fill(1000)
     for least in (50, 250, 450):
         process = world.process()
@@ -95,7 +98,7 @@ def test_killed_from_outside_again_and_again(world: KafkaWorld) -> None:
     world.verify()
 
 
-def test_sigterm_in_the_middle(world: KafkaWorld) -> None:
+def test_d1_sigterm_in_the_middle(world: KafkaWorld) -> None:
     world.fill(600)
     first = world.process()
     world.await_outcomes(50)
@@ -107,9 +110,9 @@ def test_sigterm_in_the_middle(world: KafkaWorld) -> None:
     world.verify()
 
 
-def test_stopped_longer_than_its_transaction_may_take(world: KafkaWorld) -> None:
+def test_a4_stopped_longer_than_its_transaction_may_take(world: KafkaWorld) -> None:
     """SIGSTOP past the time-outs of session and transaction: another member takes over, and the
-    sleeper that wakes up publishes nothing of what it held (librdkafka#3297)."""
+    sleeper that wakes up publishes nothing of what it held (librdkafka#3297; A5, KAFKA-20785)."""
     world.fill(600)
     first = world.process({"transaction_timeout_ms": 6000, "publish_timeout_ms": 3000})
     world.await_outcomes(50)
@@ -123,7 +126,7 @@ def test_stopped_longer_than_its_transaction_may_take(world: KafkaWorld) -> None
     world.verify()
 
 
-def test_a_twin_with_our_id_fences_us_and_we_take_it_back(world: KafkaWorld) -> None:
+def test_a3_a_twin_with_our_id_fences_us_and_we_take_it_back(world: KafkaWorld) -> None:
     world.fill(300)
     worker = world.worker()
     running = world.start(worker)
@@ -162,22 +165,22 @@ class FickleSink(KafkaSink):
     def send_offsets(self, offsets: Offsets, group: GroupMetadata, timeout_s: float) -> None:
         super().send_offsets(offsets, group, timeout_s)
         self.calls += 1
-        if self.calls < 200 and self.calls % 2:
+        if self.calls < 2 * REWINDS and self.calls % 2:
             raise AbortAndRewind("for the rewind")
 
 
-def test_a_hundred_rewinds_lose_nothing(harness: KafkaHarness, tmp_path: Path) -> None:
+def test_a25_two_hundred_rewinds_lose_nothing(harness: KafkaHarness, tmp_path: Path) -> None:
     """confluent-kafka-python#1443: records lost after a seek."""
     world = KafkaWorld(harness, tmp_path, partitions=4)
     sink = FickleSink(world.settings())
     running = world.start(world.worker(sink=sink))
-    while sink.calls < 200:
+    while sink.calls < 2 * REWINDS:
         world.fill(200)
         world.await_outcomes(world.given - 100)
     world.await_all()
     running.stop()
     world.verify()
-    assert running.worker._counters.snapshot().aborts == 100
+    assert running.worker._counters.snapshot().aborts == REWINDS
 
 
 def test_generate_and_check(world: KafkaWorld) -> None:
