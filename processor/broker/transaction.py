@@ -173,6 +173,7 @@ class Transactions:
         self._budget_s = budget_s
         self._clock = clock
         self.state = State.NEW
+        self.in_doubt = False  # after `RebuildProducer`: whether a commit had been asked for
 
     def start(self) -> None:
         """Take over the transactional id. Raises `ExitProcess` past the budget: the supervisor's
@@ -208,7 +209,7 @@ class Transactions:
         self._expect(State.READY)
         check_member(self._group())  # begins nothing in vain; what counts is the check below
         deadline = self._clock() + (self._budget_s if budget_s is None else budget_s)
-        self.state = State.OPEN
+        self.state, self.in_doubt = State.OPEN, False
         try:
             self._transact(records, offsets, deadline)
         except AbortAndRewind:
@@ -233,7 +234,7 @@ class Transactions:
         group = self._group()
         check_member(group)
         self._call("send_offsets", lambda left: sink.send_offsets(offsets, group, left), deadline)
-        self.state = State.ENDING
+        self.state, self.in_doubt = State.ENDING, True
         self._call("commit", sink.commit, deadline)
 
     def _abort(self) -> None:

@@ -100,7 +100,8 @@ class Publisher:
             self._shrink(records, error.topic)
             raise
         except RebuildProducer:
-            self._uncertain = finished
+            if self._transactions.in_doubt:
+                self._uncertain = finished
             raise
         self._ledger.published(finished)
         self._account(finished)

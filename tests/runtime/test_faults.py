@@ -327,3 +327,19 @@ def test_soak(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in "ab":  # a worker that stops without a producer leaves its transaction open
         world.broker.time_out(f"id-{name}")
     world.verify()
+
+
+def test_what_another_process_published_is_not_accounted_for_here(world: World) -> None:
+    """A producer that is lost before its commit has published nothing, wherever the group is."""
+
+    def overtaken() -> None:
+        world.broker.group(GROUP).committed |= {
+            ("in", p): end for p, end in enumerate(world.ends())
+        }
+
+    world.fill(8, damaged_every=0)
+    world.broker.faults.push("send_offsets", RebuildProducer("fenced"), hook=overtaken)
+    world.run()
+    assert world.broker.read("out") == []
+    assert world.seen == []
+    assert world.counters.snapshot().decisions == 0
