@@ -120,20 +120,13 @@ def parse_metadata(handle: Any) -> GroupMetadata:
 
 
 def to_record(message: Any) -> Record:
-    headers: Any = message.headers() or ()
     kind, timestamp = message.timestamp()
     return Record(
-        topic=str(message.topic()),
-        partition=_number(message.partition()),
-        offset=_number(message.offset()),
-        key=message.key(),
-        value=message.value(),
-        headers=tuple(headers),
-        timestamp_ms=timestamp if kind else -1,
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+        timestamp if kind else -1,
     )
-
-
-def _number(value: int | None) -> int:
-    if value is None:
-        raise ExitProcess("a message without partition or offset")
-    return value

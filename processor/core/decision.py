@@ -152,9 +152,9 @@ def decide(
     """Apply calibration and thresholds. Equal scores go to the label that the policy names
     first. Raises `RejectRecord` where the scores are not finite."""
     values = calibrated(policy, scores.logprobs)
-    best, second = sorted(range(len(values)), key=lambda i: -values[i])[:2]
+    best = values.index(max(values))
     label = policy.spec.labels[best]
-    margin = values[best] - values[second]
+    margin = values[best] - max(values[:best] + values[best + 1 :])
     thresholds = policy.spec.thresholds
     sure = margin >= thresholds.review_below_margin and values[best] >= label.min_score
     return Decision(

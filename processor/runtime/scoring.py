@@ -65,7 +65,7 @@ class Scoring:
         self._ready.clear()
 
     def _finish(self, scored: Scored) -> None:
-        score_ms = 1e3 * (scored.ended - scored.begun)
+        score_ms, events = 1e3 * (scored.ended - scored.begun), len(scored.entries)
         tokens = saved = 0
         for entry, scores in zip(scored.entries, scored.scores, strict=True):
             item = prepared(entry)
@@ -79,7 +79,7 @@ class Scoring:
             timings = Timings(
                 wait_ms=1e3 * (scored.begun - entry.polled_at),
                 score_ms=score_ms,
-                batch_events=len(scored.entries),
+                batch_events=events,
             )
             self._ledger.finish(entry, self._pipeline.finish(item, scores, timings))
         self._counters.scored(tokens, saved)

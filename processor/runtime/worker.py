@@ -43,7 +43,7 @@ REVOKE_S = 3.0  # publishing inside the revoke callback: the others wait for it 
 MODEL_STOP_S = 1.0  # past the drain budget nothing it returns is of use
 CLOSE_S = 5.0  # a client that cannot reach its broker hangs in close
 IN_FLIGHT = 8  # micro-batches polled and not published at which partitions are paused
-LARGEST_POLL = 500  # records prepared between two polls: a few milliseconds of work
+LARGEST_POLL = 1000  # records prepared between two polls: less than 0.1 s of work
 
 logger = logging.getLogger(__name__)
 
