@@ -87,8 +87,11 @@ class RuntimeSettings(Section):
         Field(gt=0, description="the process ends when the thread that polls is away for so long"),
     ] = 60.0
     score_timeout_s: Annotated[
-        float, Field(gt=0, description="... or the model with one micro-batch")
-    ] = 60.0
+        float,
+        Field(
+            gt=0, description="... or the model with one micro-batch; large models on CPUs are slow"
+        ),
+    ] = 300.0
     stall_s: Annotated[
         float,
         Field(gt=0, description="... or when records of a partition wait and none of them comes"),

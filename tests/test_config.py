@@ -64,7 +64,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         "runtime": {
             "hang_s": 60.0,
-            "score_timeout_s": 60.0,
+            "score_timeout_s": 300.0,
             "stall_s": 120.0,
             "max_rejections_in_row": 1000,
             "drain_s": 20.0,

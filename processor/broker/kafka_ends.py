@@ -35,12 +35,13 @@ class EndOffsets:
     def _take(self) -> None:
         if self._pending:
             stable, last = map(_answered, self._pending)
-            # The two were read at different moments.
-            self._known.update({p: Ends(s, max(s, last.get(p, s))) for p, s in stable.items()})
+            # The two were read at different moments. What was not answered is known no longer:
+            # while a broker is away, nobody may conclude that records wait there.
+            self._known = {p: Ends(s, max(s, last.get(p, s))) for p, s in stable.items()}
 
 
 def _answered(futures: dict[Any, Any]) -> dict[TopicPartition, int]:
-    """Answers; a partition of which there is an error keeps what was known."""
+    """Without the partitions of which there is an error."""
     return {
         (partition.topic, partition.partition): future.result().offset
         for partition, future in futures.items()

@@ -54,7 +54,7 @@ class Limits:
     a partition that stands still; and rejections in a row, 0 for any number."""
 
     hang_s: float = 60.0
-    score_s: float = 60.0
+    score_s: float = 300.0
     stall_s: float = 120.0
     rejections_in_row: int = 0
 
