@@ -26,7 +26,7 @@ from processor.broker.kafka_config import (
     transactional_config,
 )
 from processor.broker.kafka_ends import EndOffsets, Which
-from processor.broker.kafka_errors import is_record
+from processor.broker.kafka_errors import is_record, of_several
 from processor.broker.kafka_placement import Placement
 from processor.broker.kafka_positions import Positions
 from processor.broker.transaction import Ends, GroupMetadata, Offsets, OnPartitions, TopicPartition
@@ -223,13 +223,7 @@ class KafkaSink:
 
     def commit(self, timeout_s: float) -> None:
         slice_s = min(timeout_s, COMMIT_SLICE_S)
-        try:
-            self._call("commit_transaction", self._producer.commit_transaction, slice_s)
-        except ShrinkOutput as error:
-            if self._alone or "with 1 message(s)" in str(error):
-                raise
-            self._alone = True  # a batch was refused: its records may well fit one by one
-            raise RebuildProducer(str(error)) from error
+        self._call("commit_transaction", self._producer.commit_transaction, slice_s)
 
     def abort(self, timeout_s: float) -> None:
         self._call("abort_transaction", self._producer.abort_transaction, timeout_s)
@@ -257,7 +251,13 @@ class KafkaSink:
         try:  # once per record: `reporting` costs several times as much
             function(*args)
         except Exception as error:
-            report(error, name)
+            try:
+                report(error, name)
+            except ShrinkOutput as refused:
+                if self._alone or not of_several(refused):
+                    raise
+                self._alone = True  # the records of a batch may well fit one by one
+                raise RebuildProducer(str(refused)) from error
 
 
 class KafkaAdmin:

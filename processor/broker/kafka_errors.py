@@ -22,6 +22,7 @@ from processor.errors import (
 logger = logging.getLogger(__name__)
 
 _PRODUCED_TO = re.compile(r"ProduceRequest for (\S+) \[")
+_SEVERAL = re.compile(r" with (?!1 )\d+ message")
 
 
 class ClientError(Protocol):
@@ -101,6 +102,11 @@ def classify(error: ClientError, call: str) -> BrokerError:
     if error.retriable() or name in PASSING:
         return RetryCall(text)
     return ExitProcess(text)
+
+
+def of_several(refused: ShrinkOutput) -> bool:
+    """Whether it was a batch of several records that was too large."""
+    return bool(_SEVERAL.search(str(refused)))
 
 
 def consumer_error(error: ClientError, where: str) -> ExitProcess | None:

@@ -14,7 +14,7 @@ from processor.broker.kafka_config import (
     producer_config,
     transactional_config,
 )
-from processor.broker.kafka_errors import classify, consumer_error
+from processor.broker.kafka_errors import classify, consumer_error, of_several
 from processor.config import KafkaSettings
 from processor.errors import (
     AbortAndRewind,
@@ -66,6 +66,13 @@ def test_producer_errors(name: str, flags: dict[str, Any], kind: type[Exception]
     found = classify(error(name, **flags), "commit")
     assert type(found) is kind
     assert str(found) == f"commit: {name}: why"
+
+
+@pytest.mark.parametrize(("count", "several"), [(1, False), (2, True), (10, True), (123, True)])
+def test_c11_a_batch_that_is_too_large_says_of_how_many(count: int, several: bool) -> None:
+    text = f"ProduceRequest for out [0] with {count} message(s) failed: Broker: too large"
+    assert of_several(ShrinkOutput(f"commit_transaction: MSG_SIZE_TOO_LARGE: {text}")) is several
+    assert not of_several(ShrinkOutput("produce: MSG_SIZE_TOO_LARGE: Unable to produce message"))
 
 
 @pytest.mark.parametrize(

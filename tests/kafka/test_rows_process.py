@@ -80,6 +80,7 @@ def test_d1_sigterm_during_the_start(world: KafkaWorld) -> None:
         time.sleep(delay)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
+    world.fill(100)
     finish(world, world.process())
 
 
