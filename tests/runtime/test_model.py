@@ -20,7 +20,6 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-MARGIN = 10  # how many times more examples the loop passes than a mutant may take to be found
 
 
 def test_the_loop_keeps_its_laws() -> None:
@@ -32,7 +31,7 @@ def test_the_loop_keeps_its_laws() -> None:
 def test_the_loop_keeps_its_laws_for_long() -> None:
     longer = settings(
         SETTINGS,
-        max_examples=MARGIN * SETTINGS.max_examples,
+        max_examples=1000,  # mutants are found in fewer than 10, with the worst of seeds in 120
         stateful_step_count=50,
         derandomize=False,
         print_blob=True,
