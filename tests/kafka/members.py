@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from processor.broker.kafka import KafkaSink, KafkaSource
 from processor.broker.transaction import GroupMetadata, Offsets, OnPartitions, TopicPartition
+from processor.core.batch import MicroBatch
+from processor.core.decision import Scores
 from processor.core.event import Record
 from processor.errors import AbortAndRewind, BrokerError
 from processor.kafka_settings import KafkaSettings
+from tests.core.builders import LengthScorer
 from tests.kafka.world import PATIENCE_S
 
 DYNAMIC: dict[str, Any] = {"static_membership": False}
@@ -66,6 +70,17 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
+
+
+@dataclass
+class HeldScorer(LengthScorer):
+    """Stands still with its first batch."""
+
+    gate: Gate = field(default_factory=Gate)
+
+    def score(self, batch: MicroBatch) -> list[Scores]:
+        self.gate.hold()
+        return super().score(batch)
 
 
 class HeldSink(KafkaSink):

@@ -21,11 +21,12 @@ from tests.kafka.members import (
     AbortingSink,
     FailingSink,
     Gate,
+    HeldScorer,
     HeldSink,
     coordinates_of,
 )
 from tests.kafka.world import PATIENCE_S, KafkaWorld
-from tests.runtime.world import GatedScorer, SlowScorer
+from tests.runtime.world import SlowScorer
 
 pytestmark = pytest.mark.kafka
 
@@ -63,13 +64,13 @@ def test_a14_a_second_worker_joins_while_the_first_scores(
 ) -> None:
     """faust#323: what the first has begun of a partition that goes away is published by nobody
     but its new owner."""
-    scorer = GatedScorer()
+    scorer = HeldScorer()
     world.fill(60)
     first = world.start(world.worker("0", scorer=scorer, changes=changes))
-    assert scorer.waiting.wait(PATIENCE_S)
+    scorer.gate.await_reached()
     second = world.start(world.worker("1", changes=changes))
     world.await_outcomes(30)
-    scorer.gate.set()
+    scorer.gate.open()
     world.await_all()
     first.stop()
     second.stop()

@@ -19,8 +19,9 @@ from processor.runtime.telemetry import Lag
 from tests.kafka.admin import Operator, Upstream
 from tests.kafka.conftest import Worlds
 from tests.kafka.harness import KafkaHarness
+from tests.kafka.members import HeldScorer
 from tests.kafka.world import KafkaWorld, await_
-from tests.runtime.world import GatedScorer, Running, event, in_thread, inputs, judge
+from tests.runtime.world import Running, event, in_thread, inputs, judge
 
 pytestmark = pytest.mark.kafka
 GO_ON = {"auto_offset_reset": "earliest"}
@@ -144,14 +145,14 @@ def test_b30_deleted_records_are_counted_where_that_is_allowed(single: KafkaWorl
 
 def test_b30_records_deleted_under_a_worker(single: KafkaWorld) -> None:
     """Those that it waits for to be fetched once it is not paused any more."""
-    scorer = GatedScorer()
+    scorer = HeldScorer()
     single.fill(300, damaged_every=0)
     given = single.harness.read(single.input)
     first = in_thread(single.worker(scorer=scorer))
-    assert scorer.waiting.wait(20)
+    scorer.gate.await_reached()
     await_(lambda: first.worker._counters.snapshot().queue_depth >= 64, lambda: "not paused")
     Operator(single.harness).delete_records(single.input, 0, 250)
-    scorer.gate.set()
+    scorer.gate.open()
     with pytest.raises(ExitProcess, match="but records below 250 were deleted"):
         first.join()
     [done] = single.committed()
