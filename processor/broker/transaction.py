@@ -185,7 +185,8 @@ class Transactions:
             self._call("init_transactions", self._sink.init_transactions, deadline)
         except RebuildProducer as error:
             if isinstance(error.__cause__, RetryCall):
-                raise ExitProcess(f"cannot start transactions: {error}") from error
+                remedy = "has the cluster transaction.state.log.replication.factor brokers?"
+                raise ExitProcess(f"cannot start transactions: {error}; {remedy}") from error
             raise
         self.state = State.READY
 

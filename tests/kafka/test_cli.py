@@ -15,7 +15,7 @@ import orjson
 import pytest
 import yaml
 
-from processor.core.decision import REJECTION_HEADER
+from processor.core.encode import REJECTION_HEADER
 from processor.demo.damage import DAMAGES, reason
 from processor.demo.orders import orders
 from tests.engine.conftest import text_policy

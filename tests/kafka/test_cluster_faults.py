@@ -58,7 +58,7 @@ def test_leader_killed(three_nodes: Cluster, world: KafkaWorld) -> None:
         three_nodes.await_whole()
 
 
-def test_transaction_coordinator_stopped(three_nodes: Cluster, world: KafkaWorld) -> None:
+def test_a10_transaction_coordinator_stopped(three_nodes: Cluster, world: KafkaWorld) -> None:
     """librdkafka#3779: a transaction blocked for minutes while its coordinator moved."""
     with under_load(world):
         coordinator = transaction_coordinator(world)
@@ -68,7 +68,7 @@ def test_transaction_coordinator_stopped(three_nodes: Cluster, world: KafkaWorld
         three_nodes.await_whole()
 
 
-def test_group_coordinator_stopped(three_nodes: Cluster, world: KafkaWorld) -> None:
+def test_a32_group_coordinator_stopped(three_nodes: Cluster, world: KafkaWorld) -> None:
     """librdkafka#2944: after a failed look-up of offsets, a start where no one had committed."""
     with under_load(world):
         coordinator = group_coordinator(world)

@@ -45,7 +45,7 @@ def world(one_node: Cluster, network: Proxy, tmp_path: Path) -> Iterator[KafkaWo
     harness.close()
 
 
-def test_broker_frozen(one_node: Cluster, world: KafkaWorld) -> None:
+def test_a9_broker_frozen(one_node: Cluster, world: KafkaWorld) -> None:
     """librdkafka#3041: ten minutes of hanging in a commit, then an error of no known kind. Here
     the broker is away for longer than a whole transaction may last."""
     with under_load(world):
@@ -75,7 +75,7 @@ def test_network_cut(network: Proxy, world: KafkaWorld) -> None:
         network.heal()
 
 
-def test_network_silent(network: Proxy, world: KafkaWorld) -> None:
+def test_a8_network_silent(network: Proxy, world: KafkaWorld) -> None:
     """Requests that their sender gave up long ago arrive after all (Jepsen, Bufstream 0.1.0)."""
     with under_load(world):
         network.black_hole()
@@ -83,7 +83,7 @@ def test_network_silent(network: Proxy, world: KafkaWorld) -> None:
         network.heal()
 
 
-def test_requests_lost(network: Proxy, world: KafkaWorld) -> None:
+def test_a8_requests_lost(network: Proxy, world: KafkaWorld) -> None:
     with under_load(world):
         network.black_hole("to_broker")
         time.sleep(FAULT_S)
@@ -91,7 +91,7 @@ def test_requests_lost(network: Proxy, world: KafkaWorld) -> None:
         network.heal()
 
 
-def test_answers_lost(network: Proxy, world: KafkaWorld) -> None:
+def test_a8_answers_lost(network: Proxy, world: KafkaWorld) -> None:
     """Transactions are committed, and nobody is told."""
     with under_load(world):
         network.black_hole("to_client")
@@ -101,7 +101,7 @@ def test_answers_lost(network: Proxy, world: KafkaWorld) -> None:
 
 
 @pytest.mark.parametrize("fault", [Proxy.cut, Proxy.black_hole])
-def test_told_to_stop_without_a_broker(
+def test_d2_told_to_stop_without_a_broker(
     fault: Callable[[Proxy], None], network: Proxy, world: KafkaWorld
 ) -> None:
     """confluent-kafka-python#1667: a client that cannot reach its broker hangs in close."""
@@ -119,7 +119,7 @@ def test_told_to_stop_without_a_broker(
 
 
 @pytest.mark.parametrize("call", ["send_offsets", "commit", "abort"])
-def test_no_call_outlasts_its_time(call: str, network: Proxy, world: KafkaWorld) -> None:
+def test_a9_no_call_outlasts_its_time(call: str, network: Proxy, world: KafkaWorld) -> None:
     """The client's own `send_offsets_to_transaction` does: it comes back after the transaction's
     time-out, whatever time it was given."""
     world.fill(10)

@@ -21,7 +21,7 @@ from tests.core.builders import CharTokenizer, write_policy
 from tests.kafka.harness import KafkaHarness
 from tests.runtime.world import Running, SlowScorer, in_thread, inputs, judge
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 
 
 class KafkaWorld:
