@@ -50,7 +50,7 @@ def host_ms(
 
 
 def _pass(pipeline: Pipeline, records: Sequence[Record]) -> None:
-    prepared = [pipeline.prepare(record) for record in records]
+    prepared = pipeline.prepare_all(records)
     ready = [item for item in prepared if isinstance(item, Prepared)]
     for batch in pipeline.pack(ready):
         for item, scores in zip(batch, pipeline.score(batch), strict=True):

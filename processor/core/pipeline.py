@@ -1,6 +1,6 @@
 """Read this file first: records in, outcomes out.
 
-    record --prepare--> event --render--> text --encode--> suffix      (any thread but the model's)
+    record --decode--> event --render--> text --encode--> suffix       (any thread but the model's)
     suffixes --pack--> micro-batch --score--> scores                   (the model's thread)
     scores --finish--> decision | rejection                            (any thread)
 
@@ -32,13 +32,15 @@ from processor.core.event import Record, decode_event
 from processor.core.policy import Policy, render_suffix
 from processor.errors import ConfigError, RejectRecord
 
+TokenIds = tuple[int, ...]
+
 
 class Tokenizer(Protocol):
     """`policy` is a `Policy.key`, here and in `Scorer`: two versions of a policy may be in use."""
 
-    def encode(self, policy: str, text: str) -> tuple[int, ...]:
-        """The suffix tokens of a rendered event. Raises `RejectRecord` (`control_token`,
-        `too_long`)."""
+    def encode_all(self, policy: str, texts: Sequence[str]) -> list[TokenIds | RejectRecord]:
+        """The suffix tokens of rendered events, or why there are none (`control_token`,
+        `too_long`). Many at once, for libraries that use all cores then."""
 
     def rows(self, policy: str, tokens: int) -> int:
         """Rows that a suffix of so many tokens takes in a forward pass, label rows included."""
@@ -61,6 +63,9 @@ class Prepared:
     rows: int
 
 
+Ready = Prepared | Rejection | Tombstone
+
+
 class Pipeline:
     """Policies, tokenizer and scorer put together. Topics are told apart by their policy."""
 
@@ -76,8 +81,29 @@ class Pipeline:
         self.scorer = scorer
         self.budget = budget or Budget()
 
-    def prepare(self, record: Record) -> Prepared | Rejection | Tombstone:
-        policy = self.policies[record.topic]  # a source is given these topics and no others
+    def prepare(self, record: Record) -> Ready:
+        return self.prepare_all([record])[0]
+
+    def prepare_all(self, records: Sequence[Record]) -> list[Ready]:
+        """What is to be scored of some records, and the outcomes of the others; in their order."""
+        ready: list[Ready | None] = [None] * len(records)
+        texts: dict[str, list[tuple[int, str]]] = {}  # by topic
+        for position, record in enumerate(records):
+            policy = self.policies[record.topic]  # a source is given these topics and no others
+            read = self._read(record, policy)
+            if isinstance(read, str):
+                texts.setdefault(record.topic, []).append((position, read))
+            else:
+                ready[position] = read
+        for topic, found in texts.items():
+            policy = self.policies[topic]
+            encoded = self.tokenizer.encode_all(policy.key, [text for _, text in found])
+            for (position, _), ids in zip(found, encoded, strict=True):
+                ready[position] = self._fit(records[position], policy, ids)
+        return [item for item in ready if item is not None]
+
+    def _read(self, record: Record, policy: Policy) -> str | Rejection | Tombstone:
+        """The text that the model sees of a record."""
         if record.value is None and (treatment := policy.spec.event.tombstones) != "reject":
             return Tombstone(
                 passed=treatment == "pass",
@@ -86,12 +112,18 @@ class Pipeline:
             )
         try:
             event = decode_event(record, policy.validate, policy.spec.event.max_bytes)
-            ids = self.tokenizer.encode(policy.key, render_suffix(policy, event.data))
-            rows = self.tokenizer.rows(policy.key, len(ids))
-            if rows > self.budget.max_rows:
-                most = self.budget.max_rows
-                raise RejectRecord("too_long", f"{rows} rows, batch.max_rows is {most}")
         except RejectRecord as error:
+            return reject(record, error, policy, attempts(record))
+        return render_suffix(policy, event.data)
+
+    def _fit(
+        self, record: Record, policy: Policy, ids: TokenIds | RejectRecord
+    ) -> Prepared | Rejection:
+        if isinstance(ids, RejectRecord):
+            return reject(record, ids, policy, attempts(record))
+        rows, most = self.tokenizer.rows(policy.key, len(ids)), self.budget.max_rows
+        if rows > most:
+            error = RejectRecord("too_long", f"{rows} rows, batch.max_rows is {most}")
             return reject(record, error, policy, attempts(record))
         return Prepared(record, policy, Suffix(policy.key, ids), rows)
 
@@ -144,7 +176,7 @@ class Pipeline:
     def run(self, records: Sequence[Record], now: Callable[[], float]) -> list[Outcome]:
         """All outcomes of some records, in their order, in one thread. `now` gives seconds."""
         begun = now()
-        outcomes: list[Outcome | Prepared] = [self.prepare(record) for record in records]
+        outcomes: list[Outcome | Prepared] = [*self.prepare_all(records)]
         waiting = [item for item in outcomes if isinstance(item, Prepared)]
         finished: list[Outcome] = []
         for batch in self.pack(waiting):

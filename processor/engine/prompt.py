@@ -136,6 +136,12 @@ def encode_plain(events: Backend, text: str) -> list[int]:
     return list(events.encode(text, add_special_tokens=False).ids)
 
 
+def encode_many(events: Backend, texts: Sequence[str]) -> list[list[int]]:
+    """As `encode_plain`, on all cores and without the offsets of characters."""
+    found = events.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+
+
 def _split_tail(tokens: Backends, tail: str) -> tuple[str, tuple[int, ...]]:
     """The tail up to its first control token, and the ids from there on."""
     encoding: Any = tokens.whole.encode(tail, add_special_tokens=False)

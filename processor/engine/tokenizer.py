@@ -13,7 +13,7 @@ from processor.engine.prompt import (
     Cut,
     PromptText,
     cut_prefix,
-    encode_plain,
+    encode_many,
     full_ids,
     prompt_text,
 )
@@ -58,15 +58,30 @@ class SuffixTokenizer:
         self.policies.pop(key, None)
 
     def encode(self, policy: str, text: str) -> tuple[int, ...]:
+        """The suffix tokens of one event. Raises `RejectRecord`."""
+        [found] = self.encode_all(policy, [text])
+        if isinstance(found, RejectRecord):
+            raise found
+        return found
+
+    def encode_all(self, policy: str, texts: Sequence[str]) -> list[tuple[int, ...] | RejectRecord]:
         compiled = self.policies[policy]
         cut = compiled.cut
-        ids = encode_plain(self._tokens.events, cut.lead + text + cut.tail)
+        whole = [cut.lead + text + cut.tail for text in texts]
+        fixed = compiled.prefix_tokens + len(cut.tail_ids) + _depth(compiled.trie)
+        return [
+            self._judge(ids, cut.tail_ids, fixed) for ids in encode_many(self._tokens.events, whole)
+        ]
+
+    def _judge(
+        self, ids: list[int], tail: tuple[int, ...], fixed: int
+    ) -> tuple[int, ...] | RejectRecord:
         if not self._tokens.controls.isdisjoint(ids):
-            raise RejectRecord("control_token", "the tokenizer makes a control token of the text")
-        total = compiled.prefix_tokens + len(ids) + len(cut.tail_ids) + _depth(compiled.trie)
-        if total > self._window:
-            raise RejectRecord("too_long", f"{total} tokens, the model reads {self._window}")
-        return (*ids, *cut.tail_ids)
+            why = "the tokenizer makes a control token of the text"
+            return RejectRecord("control_token", why)
+        if (total := fixed + len(ids)) > self._window:
+            return RejectRecord("too_long", f"{total} tokens, the model reads {self._window}")
+        return (*ids, *tail)
 
     def rows(self, policy: str, tokens: int) -> int:
         return tokens + self.policies[policy].trie.rows

@@ -32,23 +32,27 @@ class Scoring:
         self._counters = counters
         self._clock = clock
         self._ready: list[Entry] = []  # prepared, no place in the slot
+        self.latest_s = 0.0  # how long the model took for its latest micro-batch
 
     def take_in(self, records: Sequence[Record]) -> None:
-        now = self._clock()
-        for record in records:
-            entry = self._ledger.add(record, now)
-            if entry is None:
-                continue
-            result = self._pipeline.prepare(record)
+        """In portions of a micro-batch: an idle model need not wait for the whole poll."""
+        now, portion = self._clock(), self._pipeline.budget.max_events
+        added = [self._ledger.add(record, now) for record in records]
+        entries = [entry for entry in added if entry is not None]
+        for start in range(0, len(entries), portion):
+            self._prepare(entries[start : start + portion])
+            self.refill()
+        if records:
+            self._counters.polled(len(records))
+
+    def _prepare(self, entries: Sequence[Entry]) -> None:
+        results = self._pipeline.prepare_all([entry.record for entry in entries])
+        for entry, result in zip(entries, results, strict=True):
             if isinstance(result, Prepared):
                 entry.prepared = result
                 self._ready.append(entry)
-                if len(self._ready) % self._pipeline.budget.max_events == 0:
-                    self.refill()  # an idle model need not wait for the whole poll
             else:
                 entry.outcome = result
-        if records:
-            self._counters.polled(len(records))
 
     def refill(self) -> None:
         """Put what is ready and still ours into the slot."""
@@ -65,7 +69,8 @@ class Scoring:
         self._ready.clear()
 
     def _finish(self, scored: Scored) -> None:
-        score_ms, events = 1e3 * (scored.ended - scored.begun), len(scored.entries)
+        self.latest_s = scored.ended - scored.begun
+        score_ms, events = 1e3 * self.latest_s, len(scored.entries)
         tokens = saved = 0
         for entry, scores in zip(scored.entries, scored.scores, strict=True):
             item = prepared(entry)

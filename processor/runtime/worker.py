@@ -37,7 +37,8 @@ from processor.runtime.telemetry import Counters
 __all__ = ["Worker", "install_signal_handlers"]
 
 IDLE_POLL_S = 0.05  # how late a stop is seen; records end the wait at once
-BUSY_POLL_S = 0.002  # how late a finished micro-batch is seen
+BUSY_POLL_S = 0.002  # how late a finished micro-batch is seen, at least
+BUSY_SHARE = 0.02  # ... or this share of the time that the model takes: waking up costs it cores
 PAUSED_WAIT_S = 0.02  # longest time without a poll while paused
 REVOKE_S = 3.0  # publishing inside the revoke callback: the others wait for it to join
 MODEL_STOP_S = 1.0  # past the drain budget nothing it returns is of use
@@ -177,7 +178,8 @@ class Worker:
             self._model.wait(PAUSED_WAIT_S)
             return self._source.poll(1, 0.0)
         room = max(1, min(self._most - len(self._ledger), LARGEST_POLL))
-        return self._source.poll(room, BUSY_POLL_S if len(self._ledger) else IDLE_POLL_S)
+        wait = min(IDLE_POLL_S, max(BUSY_POLL_S, BUSY_SHARE * self._scoring.latest_s))
+        return self._source.poll(room, wait if len(self._ledger) else IDLE_POLL_S)
 
     def _publish(self, budget_s: float) -> None:
         if self._publisher.publish(budget_s):

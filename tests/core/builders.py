@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from processor.core.batch import MicroBatch
 from processor.core.decision import Outcome, Provenance, Scores, Timings
 from processor.core.encode import OutputRecord, encode_outcome
 from processor.core.event import Record
+from processor.core.pipeline import TokenIds
 from processor.core.policy import Policy, Topics, load_policy
+from processor.errors import RejectRecord
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -94,6 +96,15 @@ class CharTokenizer:
 
     def encode(self, policy: str, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
+
+    def encode_all(self, policy: str, texts: Sequence[str]) -> list[TokenIds | RejectRecord]:
+        found: list[TokenIds | RejectRecord] = []
+        for text in texts:
+            try:
+                found.append(self.encode(policy, text))
+            except RejectRecord as error:
+                found.append(error)
+        return found
 
     def rows(self, policy: str, tokens: int) -> int:
         return tokens + self.label_rows

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from processor.core.policy import Policy
-from processor.engine.prompt import PROBES, full_ids, prompt_text
+from processor.engine.prompt import PROBES, encode_plain, full_ids, prompt_text
 from processor.engine.token_backends import copy_backends
 from processor.engine.tokenizer import CompiledPolicy, SuffixTokenizer, compile_policy
 from processor.errors import ConfigError, RejectRecord
@@ -53,6 +53,18 @@ def test_no_event_moves_the_boundary(text: str) -> None:
     prefix = only(tokenizer).cut.prefix_ids
     ids = (*prefix, *tokenizer.encode(only(tokenizer).policy.key, event))
     assert ids == whole(only(tokenizer).policy, event)
+
+
+@given(st.lists(st.text(max_size=60), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_many_texts_at_once_give_what_each_gives_alone(texts: list[str]) -> None:
+    """Against the call that keeps offsets, which is the slow twin."""
+    compiled = only(_plain())
+    cut = compiled.cut
+    alone = [
+        (*encode_plain(TOKENS.events, cut.lead + text + cut.tail), *cut.tail_ids) for text in texts
+    ]
+    assert _plain().encode_all(compiled.policy.key, texts) == alone
 
 
 @pytest.mark.parametrize("style", ["plain", "chat"])

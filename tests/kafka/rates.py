@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from processor.config import load_settings
 from processor.core.batch import Budget, MicroBatch
 from processor.core.decision import Outcome, Scores
 from processor.core.event import Record
-from processor.core.pipeline import Pipeline, Prepared, Tokenizer
+from processor.core.pipeline import Pipeline, Prepared, TokenIds, Tokenizer
 from processor.core.policy import Policy, load_policy
+from processor.errors import RejectRecord
 from processor.runtime import worker as worker_module
 from processor.runtime.telemetry import Counters
 from processor.runtime.worker import Worker
@@ -44,8 +45,8 @@ class NoTokens:
 
     ids = tuple(range(150))
 
-    def encode(self, policy: str, text: str) -> tuple[int, ...]:
-        return self.ids
+    def encode_all(self, policy: str, texts: Sequence[str]) -> list[TokenIds | RejectRecord]:
+        return [self.ids] * len(texts)
 
     def rows(self, policy: str, tokens: int) -> int:
         return tokens + 3
