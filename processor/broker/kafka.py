@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from processor.broker.kafka_calls import report, reporting
+from processor.broker.kafka_calls import report, reporting, within
 from processor.broker.kafka_config import (
     DEFAULT_MAX_BYTES,
     client_config,
@@ -219,7 +219,7 @@ class KafkaSink:
     def send_offsets(self, offsets: Offsets, group: GroupMetadata, timeout_s: float) -> None:
         positions = [ClientPartition(*p, offset) for p, offset in offsets.items()]
         send = self._producer.send_offsets_to_transaction
-        self._call("send_offsets", send, positions, group.handle, timeout_s)
+        self._call("send_offsets", within, timeout_s, send, positions, group.handle, timeout_s)
 
     def commit(self, timeout_s: float) -> None:
         slice_s = min(timeout_s, COMMIT_SLICE_S)
