@@ -54,6 +54,15 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Rendered:
+    """A record that is ready for the tokenizer: what the model sees of it, as text."""
+
+    record: Record
+    policy: Policy
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A record that is ready for the model."""
 
@@ -86,24 +95,13 @@ class Pipeline:
 
     def prepare_all(self, records: Sequence[Record]) -> list[Ready]:
         """What is to be scored of some records, and the outcomes of the others; in their order."""
-        ready: list[Ready | None] = [None] * len(records)
-        texts: dict[str, list[tuple[int, str]]] = {}  # by topic
-        for position, record in enumerate(records):
-            policy = self.policies[record.topic]  # a source is given these topics and no others
-            read = self._read(record, policy)
-            if isinstance(read, str):
-                texts.setdefault(record.topic, []).append((position, read))
-            else:
-                ready[position] = read
-        for topic, found in texts.items():
-            policy = self.policies[topic]
-            encoded = self.tokenizer.encode_all(policy.key, [text for _, text in found])
-            for (position, _), ids in zip(found, encoded, strict=True):
-                ready[position] = self._fit(records[position], policy, ids)
-        return [item for item in ready if item is not None]
+        read = [self.read(record) for record in records]
+        tokens = iter(self.encode_all([item for item in read if isinstance(item, Rendered)]))
+        return [self.fit(r, next(tokens)) if isinstance(r, Rendered) else r for r in read]
 
-    def _read(self, record: Record, policy: Policy) -> str | Rejection | Tombstone:
-        """The text that the model sees of a record."""
+    def read(self, record: Record) -> Rendered | Rejection | Tombstone:
+        """The text that the model sees of a record, under the policy of its topic."""
+        policy = self.policies[record.topic]  # a source is given these topics and no others
         if record.value is None and (treatment := policy.spec.event.tombstones) != "reject":
             return Tombstone(
                 passed=treatment == "pass",
@@ -114,11 +112,22 @@ class Pipeline:
             event = decode_event(record, policy.validate, policy.spec.event.max_bytes)
         except RejectRecord as error:
             return reject(record, error, policy, attempts(record))
-        return render_suffix(policy, event.data)
+        return Rendered(record, policy, render_suffix(policy, event.data))
 
-    def _fit(
-        self, record: Record, policy: Policy, ids: TokenIds | RejectRecord
-    ) -> Prepared | Rejection:
+    def encode_all(self, rendered: Sequence[Rendered]) -> list[TokenIds | RejectRecord]:
+        """The suffix tokens of each, or why there are none. Touches the tokenizer only."""
+        by_policy: dict[str, list[int]] = {}
+        for position, item in enumerate(rendered):
+            by_policy.setdefault(item.policy.key, []).append(position)
+        found: dict[int, TokenIds | RejectRecord] = {}
+        for policy, positions in by_policy.items():
+            encoded = self.tokenizer.encode_all(policy, [rendered[p].text for p in positions])
+            found |= zip(positions, encoded, strict=True)
+        return [found[position] for position in range(len(rendered))]
+
+    def fit(self, item: Rendered, ids: TokenIds | RejectRecord) -> Prepared | Rejection:
+        """What fits a micro-batch."""
+        record, policy = item.record, item.policy
         if isinstance(ids, RejectRecord):
             return reject(record, ids, policy, attempts(record))
         rows, most = self.tokenizer.rows(policy.key, len(ids)), self.budget.max_rows
