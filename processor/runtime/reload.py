@@ -18,8 +18,8 @@ from typing import Generic, Protocol, TypeVar
 from processor.broker.transaction import Clock
 from processor.core.pipeline import Pipeline
 from processor.core.policy import Policy
-from processor.runtime.ledger import Ledger
 from processor.runtime.model_thread import ModelThread, Task
+from processor.runtime.scoring import Scoring
 from processor.runtime.telemetry import Counters
 from processor.runtime.versions import Found, Reader
 
@@ -74,7 +74,7 @@ class Reloads(Generic[C]):
         reloading: Reloading[C],
         pipeline: Pipeline,
         model: ModelThread,
-        ledger: Ledger,
+        scoring: Scoring,
         counters: Counters,
         clock: Clock,
     ) -> None:
@@ -82,7 +82,7 @@ class Reloads(Generic[C]):
         self._every_s = reloading.every_s
         self._pipeline = pipeline
         self._model = model
-        self._ledger = ledger
+        self._scoring = scoring
         self._counters = counters
         self._clock = clock
         self._reader = Reader(reloading.tokenizer.compile)
@@ -174,9 +174,7 @@ class Reloads(Generic[C]):
             _say(f"policy {policy.name} stays at {_version(self._running(policy))}: {why}")
 
     def _free(self) -> None:
-        entries = [*self._ledger.unfinished(), *self._model.entries()]
-        needed = {e.prepared.suffix.policy for e in entries if e.prepared is not None}
-        for key in self._retired - needed:
+        for key in self._retired - self._scoring.policies():
             self._retired.remove(key)
             self._tokenizer.drop(key)
             self._drop(key)

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from processor.broker.transaction import Clock
 from processor.core.decision import Timings
 from processor.core.event import Record
-from processor.core.pipeline import Pipeline, Prepared
+from processor.core.pipeline import Pipeline, Prepared, Rendered, TokenIds
 from processor.errors import RejectRecord
 from processor.runtime.ledger import Entry, Ledger
 from processor.runtime.model_thread import ModelThread, Scored, prepared
 from processor.runtime.telemetry import Counters
+from processor.runtime.tokenizing import Tokenizing
 
 
 class Scoring:
-    """Prepares records, keeps those that found no place in the model's slot, and turns scores
+    """Reads records, keeps those that found no place in the model's slot, and turns scores
     into outcomes."""
 
     def __init__(
@@ -31,28 +32,60 @@ class Scoring:
         self._ledger = ledger
         self._counters = counters
         self._clock = clock
+        self._tokenizing = Tokenizing(pipeline)
         self._ready: list[Entry] = []  # prepared, no place in the slot
         self.latest_s = 0.0  # how long the model took for its latest micro-batch
 
     def take_in(self, records: Sequence[Record]) -> None:
-        """In portions of a micro-batch: an idle model need not wait for the whole poll."""
+        """Read records, and hand what is tokenized by now to the model.
+
+        In portions of a micro-batch: an idle model need not wait for the whole poll. Where there
+        is nothing to read, a portion that is being tokenized is waited for.
+        """
         now, portion = self._clock(), self._pipeline.budget.max_events
         added = [self._ledger.add(record, now) for record in records]
         entries = [entry for entry in added if entry is not None]
         for start in range(0, len(entries), portion):
-            self._prepare(entries[start : start + portion])
-            self.refill()
+            self._read(entries[start : start + portion])
+            self._fit(self._tokenizing.collect())
         if records:
             self._counters.polled(len(records))
+        self._fit(self._tokenizing.collect(wait=not records))
 
-    def _prepare(self, entries: Sequence[Entry]) -> None:
-        results = self._pipeline.prepare_all([entry.record for entry in entries])
-        for entry, result in zip(entries, results, strict=True):
-            if isinstance(result, Prepared):
-                entry.prepared = result
+    def _read(self, entries: Sequence[Entry]) -> None:
+        taken: list[Entry] = []
+        texts: list[Rendered] = []
+        for entry in entries:
+            read = self._pipeline.read(entry.record)
+            if isinstance(read, Rendered):
+                taken.append(entry)
+                texts.append(read)
+            else:
+                entry.outcome = read
+        if taken:
+            self._tokenizing.begin(taken, texts)
+
+    def _fit(self, tokenized: Sequence[tuple[Entry, Rendered, TokenIds | RejectRecord]]) -> None:
+        for entry, item, tokens in tokenized:
+            fitted = self._pipeline.fit(item, tokens)
+            if isinstance(fitted, Prepared):
+                entry.prepared = fitted
                 self._ready.append(entry)
             else:
-                entry.outcome = result
+                entry.outcome = fitted
+        if tokenized:
+            self.refill()
+
+    @property
+    def tokenizing(self) -> bool:
+        """Records will be ready for the model without another poll."""
+        return self._tokenizing.busy
+
+    def policies(self) -> set[str]:
+        """Keys of the policies under which records are in flight."""
+        entries = [*self._ledger.unfinished(), *self._model.entries()]
+        fitted = {entry.prepared.policy.key for entry in entries if entry.prepared is not None}
+        return fitted | self._tokenizing.policies()
 
     def refill(self) -> None:
         """Put what is ready and still ours into the slot."""
@@ -65,7 +98,9 @@ class Scoring:
         if self._ready:
             self.refill()
 
-    def drop_ready(self) -> None:
+    def close(self) -> None:
+        """Give the model nothing more than what it has been given."""
+        self._tokenizing.close()
         self._ready.clear()
 
     def _finish(self, scored: Scored) -> None:

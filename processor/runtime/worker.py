@@ -1,11 +1,12 @@
-"""The loop: two threads around one `Pipeline`, a short transaction around what they finish.
+"""The loop: three threads around one `Pipeline`, a short transaction around what they finish.
 
-    broker thread   poll -> prepare -> [slot] ....... collect -> publish -> poll -> ...
-    model thread                       [slot] -> score
+    broker thread      poll -> read -> [texts] ......... [slot] ....... collect -> publish -> ...
+    tokenizer thread                   [texts] -> encode
+    model thread                                         [slot] -> score
 
 The broker thread owns source, sink and ledger. It polls all the time, so the group never loses us
 because the model is slow; while enough is in flight, partitions are paused and polled all the
-same. No transaction is open while either thread works on a record. One transaction takes every
+same. No transaction is open while any of them works on a record. One transaction takes every
 micro-batch that has finished since the last one: at low load one batch and no delay, under load
 the cost of a transaction is shared.
 """
@@ -97,7 +98,7 @@ class Worker:
         self._progress = Progress(source, self._ledger, counters, self._limits.stall_s, clock)
         self._reloads: Reloads[Any] | None = None
         if reloading is not None:
-            parts = (pipeline, self._model, self._ledger, counters, clock)
+            parts = (pipeline, self._model, self._scoring, counters, clock)
             self._reloads = Reloads(reloading, *parts)
         self._patience = Patience(clock)
         self._most = IN_FLIGHT * pipeline.budget.max_events
@@ -136,7 +137,7 @@ class Worker:
         return self._stop.is_set()
 
     def hangs(self) -> str | None:
-        """Why this process should end, where one of its two threads has not come back for too
+        """Why this process should end, where one of its threads has not come back for too
         long; in any thread."""
         if (seconds := self._clock() - self._last_step) > self._limits.hang_s:
             return f"the broker thread has not come round for {seconds:.0f} s"
@@ -175,9 +176,12 @@ class Worker:
 
     def _poll(self) -> list[Record]:
         if self._paused:
-            self._model.wait(PAUSED_WAIT_S)
+            if not self._scoring.tokenizing:
+                self._model.wait(PAUSED_WAIT_S)
             return self._source.poll(1, 0.0)
         room = max(1, min(self._most - len(self._ledger), LARGEST_POLL))
+        if self._scoring.tokenizing:
+            return self._source.poll(room, 0.0)
         wait = min(IDLE_POLL_S, max(BUSY_POLL_S, BUSY_SHARE * self._scoring.latest_s))
         return self._source.poll(room, wait if len(self._ledger) else IDLE_POLL_S)
 
@@ -245,7 +249,7 @@ class Worker:
         """
         deadline = self._clock() + self._drain_s
         self._paused = True
-        self._scoring.drop_ready()
+        self._scoring.close()
         if self._reloads is not None:
             self._reloads.close()
         self._source.pause(self._ledger.partitions)
@@ -265,6 +269,7 @@ class Worker:
 
     def _close(self) -> None:
         self._closing = True
+        self._scoring.close()
         self._model.stop(MODEL_STOP_S)
         closing = threading.Thread(target=self._close_clients, name="processor-close", daemon=True)
         closing.start()

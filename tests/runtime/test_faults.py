@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,16 @@ from processor.errors import AbortAndRewind, ExitProcess, RebuildProducer, Retry
 from processor.runtime.patience import Patience
 from processor.runtime.telemetry import Counters
 from tests.core.builders import LengthScorer
-from tests.runtime.world import GROUP, GatedScorer, Running, SlowScorer, World, await_
+from tests.runtime.world import (
+    ALL_IN_SLOT,
+    GROUP,
+    GatedScorer,
+    Running,
+    SlowScorer,
+    World,
+    await_,
+    finish_two,
+)
 
 CALLS: list[Call] = ["init_transactions", "begin", "produce", "send_offsets", "commit"]
 PUBLISH_CALLS = CALLS[1:]
@@ -202,20 +210,19 @@ def test_publishing_that_fails_inside_a_revocation(world: World, error: Exceptio
 def test_what_is_finished_is_published_before_it_is_given_away(
     world: World, error: Exception | None
 ) -> None:
-    mine, others, theirs = LengthScorer(), Counters(), LengthScorer()
+    mine, others, theirs = GatedScorer(), Counters(), LengthScorer()
     world.fill(8, damaged_every=0)
     started: list[Running] = []
 
     def rebalance() -> None:
-        await_(lambda: len(mine.batches) == 2)
-        time.sleep(0.05)  # the second one is on its way into the hands of the other thread
+        finish_two(mine)
         assert world.broker.read("out") == []
         if error is not None:
             world.broker.faults.push("commit", error)
         started.append(world.start(world.worker("b", theirs, counters=others)))
         await_(lambda: len(world.broker.group(GROUP).members) == 2)
 
-    world.broker.faults.hook("poll", rebalance, skip=1)
+    world.broker.faults.hook("poll", rebalance, skip=ALL_IN_SLOT)
     first = world.start(world.worker("a", mine))
     await_(lambda: world.done() and bool(started))
     await_(lambda: len(set(world.broker.group(GROUP).owners.values())) == 2)
@@ -229,15 +236,14 @@ def test_what_is_finished_is_published_before_it_is_given_away(
 def test_a17_expelled_with_results_in_hand(world: World) -> None:
     """One poll says that all is lost, joins again and brings the first records of the new
     assignment; the refused publication of the old one must not cost them."""
-    scorer = LengthScorer()
+    scorer = GatedScorer()
     world.fill(8, damaged_every=0)
 
     def expel() -> None:
-        await_(lambda: len(scorer.batches) == 2)
-        time.sleep(0.05)  # the second one is on its way into the hands of the other thread
+        finish_two(scorer)
         world.broker.expel(GROUP, "a")
 
-    world.broker.faults.hook("poll", expel, skip=1)
+    world.broker.faults.hook("poll", expel, skip=ALL_IN_SLOT)
     world.run(world.worker(scorer=scorer))
     world.verify()
     world.verify_observed()
@@ -246,19 +252,18 @@ def test_a17_expelled_with_results_in_hand(world: World) -> None:
 
 @pytest.mark.parametrize("error", [ExitProcess("denied"), ValueError("of no known kind")])
 def test_other_errors_inside_a_revocation_exit_too(world: World, error: Exception) -> None:
-    scorer = LengthScorer()
+    scorer = GatedScorer()
     world.fill(8, damaged_every=0)
 
     def rebalance() -> None:
-        await_(lambda: len(scorer.batches) == 2)
-        time.sleep(0.05)
+        finish_two(scorer)
         world.broker.faults.push("begin", error)
         # The rebalance comes from the other's join, so that this member may still publish.
         other = world.broker.source(GROUP, "b", ["in"])
         other.open(lambda _: None, lambda _: None)
         other.poll(1, 0)
 
-    world.broker.faults.hook("poll", rebalance, skip=1)
+    world.broker.faults.hook("poll", rebalance, skip=ALL_IN_SLOT)
     with pytest.raises(type(error), match=str(error)):
         world.run(world.worker(scorer=scorer))
     assert world.broker.read("out") == []

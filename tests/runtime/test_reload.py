@@ -23,6 +23,7 @@ from processor.errors import AbortAndRewind, RebuildProducer
 from processor.runtime.ledger import Ledger
 from processor.runtime.model_thread import ModelThread, Task
 from processor.runtime.reload import Reloads
+from processor.runtime.scoring import Scoring
 from processor.runtime.worker import install_signal_handlers
 from tests.runtime.versions import UNCAPTURABLE, UNSERVABLE, Hot
 from tests.runtime.world import World, await_, event, judged
@@ -392,9 +393,8 @@ def test_a_version_that_was_ready_a_moment_too_late_is_freed(world: World, hot: 
     pipeline = Pipeline([world.policy], hot.tokenizer, hot.scorer)
     model = ModelThread(pipeline, time.monotonic)
     model.start()
-    reloads = Reloads(
-        hot.reloading, pipeline, model, Ledger(), world.counters, clock=time.monotonic
-    )
+    scoring = Scoring(pipeline, model, Ledger(), world.counters, time.monotonic)
+    reloads = Reloads(hot.reloading, pipeline, model, scoring, world.counters, time.monotonic)
 
     def stepped() -> bool:
         reloads.step()

@@ -21,6 +21,7 @@ from processor.runtime.telemetry import Counters
 from processor.runtime.worker import install_signal_handlers
 from tests.core.builders import LengthScorer
 from tests.runtime.world import (
+    ALL_IN_SLOT,
     DAMAGED,
     GROUP,
     GatedScorer,
@@ -28,6 +29,7 @@ from tests.runtime.world import (
     World,
     await_,
     event,
+    finish_two,
     judged,
 )
 
@@ -104,13 +106,14 @@ def test_batches_fill_up_under_load_and_go_at_once_without(world: World) -> None
 
 
 def test_one_transaction_takes_all_that_has_finished(world: World) -> None:
-    world.fill(200)
-    for _ in range(40):
-        world.broker.faults.hook("commit", lambda: time.sleep(0.01))
-    world.run()
+    scorer = GatedScorer()
+    world.fill(8, damaged_every=0)
+    world.broker.faults.hook("poll", lambda: finish_two(scorer), skip=ALL_IN_SLOT)
+    world.run(world.worker(scorer=scorer))
     world.verify()
     snapshot = world.counters.snapshot()
-    assert snapshot.transactions <= snapshot.micro_batches / 2
+    assert snapshot.micro_batches == 2
+    assert snapshot.transactions == 1
 
 
 class CountingSource(MemorySource):

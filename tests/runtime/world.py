@@ -25,6 +25,7 @@ from tests.core.builders import CharTokenizer, LengthScorer, make_policy
 
 PATIENCE_S = 20.0
 GROUP = "group"
+ALL_IN_SLOT = 3  # polls: one brings eight records, and after each of two more four are tokenized
 
 # What a producer may send, and the reason why it gets no decision.
 DAMAGED: list[tuple[bytes | None, str]] = [
@@ -206,3 +207,10 @@ def await_(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "this does not happen"
         time.sleep(0.002)
+
+
+def finish_two(scorer: GatedScorer) -> None:
+    """Inside a poll: two micro-batches finish, and nobody has collected them yet."""
+    scorer.gate.set()
+    await_(lambda: len(scorer.batches) == 2)
+    time.sleep(0.05)  # the second one is on its way into the hands of the other thread
